@@ -1,0 +1,55 @@
+# The two commands: `make demo` and `make test`. Both make their own virtual environment first.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+DEMO   := .demo
+HOST   ?= 127.0.0.1
+PORT   ?= 5000
+
+.PHONY: demo serve serve-visualdl test lint clean help
+
+help:  ## show this list
+	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 18
+
+demo: $(VENV)/.demo  ## train a small GPT three ways on Chinese text and rank the runs by cost
+	@$(BIN)/python examples/demo.py --directory $(DEMO)
+
+serve: $(VENV)/.demo  ## open MLflow with the Token cost page over the demo's runs
+	@test -f $(DEMO)/mlflow.db || { echo "No runs yet: 'make demo' first."; exit 2; }
+	@echo "MLflow      http://$(HOST):$(PORT)/"
+	@echo "Token cost  http://$(HOST):$(PORT)/tokens/"
+	@$(BIN)/mlflow server --app-name tokens --host $(HOST) --port $(PORT) \
+	    --backend-store-uri sqlite:///$(CURDIR)/$(DEMO)/mlflow.db --default-artifact-root $(CURDIR)/$(DEMO)/artifacts
+
+serve-visualdl: $(VENV)/.demo  ## open VisualDL over the demo's logs
+	@test -d $(DEMO)/visualdl || { echo "No logs yet: 'make demo' first."; exit 2; }
+	@$(BIN)/visualdl-tokens --logdir $(DEMO)/visualdl --host $(HOST)
+
+test: $(VENV)/.test lint  ## run every test that fits in ten minutes on two cores
+	@$(BIN)/python -m pytest
+
+lint: $(VENV)/.test
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+clean:  ## remove the virtual environment and everything the demo made
+	rm -rf $(VENV) $(DEMO) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@echo "Making $(VENV) with $(PYTHON)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] < (3, 10) and "Python 3.10 or newer is needed: make PYTHON=/path/to/python3.11")'
+	@$(PYTHON) -m venv $(VENV)
+
+# The stamps make a second run start at once; they are renewed when the package's needs change.
+$(VENV)/.demo: $(BIN)/python setup.py constraints.txt
+	@echo "Installing what the demo needs (PaddlePaddle, MLflow, VisualDL, Dash: about 2 GB, a few minutes once)"
+	@$(PIP) -e '.[demo]'
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.demo
+	@echo "Installing what the tests need"
+	@$(PIP) -e '.[test]'
+	@touch $@

@@ -1,0 +1,135 @@
+"""Rows into a ranking: which runs may be compared, and in what order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from mlflow_tokens.compare.reader import RunRow
+
+#: What a cost may be divided by. "effective" is the default of every view.
+DENOMINATORS = ("effective", "valid", "trained", "computed")
+
+TAG_SCHEMA = "mlflow_tokens.schema"
+TAG_CURRENCY = "mlflow_tokens.currency"
+TAG_PRICE = "mlflow_tokens.price"
+TAG_TOKEN_DEFINITION = "mlflow_tokens.token_definition"
+TAG_DEVICE_TYPE = "mlflow_tokens.device_type"
+TAG_DEVICES = "mlflow_tokens.devices"
+
+
+@dataclass(frozen=True, slots=True)
+class RankedRun:
+    """One line of the comparison. None means unknown; costs are in `currency`."""
+
+    rank: int | None
+    run_id: str
+    run_name: str
+    experiment_id: str
+    experiment_name: str
+    status: str
+    user: str
+    start_time_ms: int | None
+    currency: str | None
+    cost_per_million: float | None
+    cost_total: float | None
+    tokens_computed: int | None
+    tokens_valid: int | None
+    tokens_trained: int | None
+    tokens_effective: int | None
+    valid_ratio: float | None
+    tokens_per_second: float | None
+    tokens_per_second_per_device: float | None
+    device_hours: float | None
+    devices: str | None
+    price: str | None
+    token_definition: str | None
+    group: str
+    """Runs of one group may be ranked together; the text says what sets the group apart."""
+
+
+def rank(rows: Iterable[RunRow], by: str = "effective") -> list[RankedRun]:
+    """Order runs by cost per million tokens, cheapest first, within groups that may be compared.
+
+    Runs with another currency or token definition form a group of their own; runs whose cost or
+    token count is unknown come last in their group, without a rank.
+
+    Raises:
+        ValueError: `by` is not one of `DENOMINATORS`.
+    """
+    if by not in DENOMINATORS:
+        raise ValueError(f"by={by!r} is not one of {', '.join(DENOMINATORS)}")
+    groups: dict[tuple[str, str], list[RunRow]] = {}
+    for row in rows:
+        key = (row.tags.get(TAG_CURRENCY, ""), row.tags.get(TAG_TOKEN_DEFINITION, ""))
+        groups.setdefault(key, []).append(row)
+    # Priced groups first, the larger before the smaller, then by name: a stable order.
+    ordered = sorted(groups.items(), key=lambda item: (not item[0][0], -len(item[1]), item[0]))
+    return [
+        line for (currency, definition), members in ordered for line in _rank_group(currency, definition, members, by)
+    ]
+
+
+def _rank_group(currency: str, definition: str, rows: Sequence[RunRow], by: str) -> list[RankedRun]:
+    group = f"{currency or 'no price'}; {definition or 'no token definition'}"
+    costed = [(cost_per_million(row, by), row) for row in rows]
+    costed.sort(key=lambda pair: (pair[0] is None, pair[0] or 0.0, pair[1].start_time_ms or 0, pair[1].run_id))
+    lines: list[RankedRun] = []
+    place = 0
+    for cost, row in costed:
+        if cost is not None:
+            place += 1
+        lines.append(_line(row, group, cost, place if cost is not None else None))
+    return lines
+
+
+def cost_per_million(row: RunRow, by: str) -> float | None:
+    """1e6 x cost / tokens of the kind `by`, in the run's currency; None when either is unknown or 0 tokens."""
+    cost, tokens = _number(row, "cost/total"), _number(row, f"tokens/{by}")
+    if cost is None or not tokens or not row.tags.get(TAG_CURRENCY):
+        return None
+    return 1e6 * cost / tokens
+
+
+def _line(row: RunRow, group: str, cost: float | None, place: int | None) -> RankedRun:
+    computed, valid = _number(row, "tokens/computed"), _number(row, "tokens/valid")
+    return RankedRun(
+        rank=place,
+        run_id=row.run_id,
+        run_name=row.run_name,
+        experiment_id=row.experiment_id,
+        experiment_name=row.experiment_name,
+        status=row.status,
+        user=row.user,
+        start_time_ms=row.start_time_ms,
+        currency=row.tags.get(TAG_CURRENCY),
+        cost_per_million=cost,
+        cost_total=_number(row, "cost/total") if row.tags.get(TAG_CURRENCY) else None,
+        tokens_computed=_integer(computed),
+        tokens_valid=_integer(valid),
+        tokens_trained=_integer(_number(row, "tokens/trained")),
+        tokens_effective=_integer(_number(row, "tokens/effective")),
+        valid_ratio=valid / computed if valid is not None and computed else None,
+        tokens_per_second=_number(row, "throughput/tokens_per_second_average"),
+        tokens_per_second_per_device=_number(row, "throughput/tokens_per_second_per_device_average"),
+        device_hours=_number(row, "device/hours"),
+        devices=_devices(row),
+        price=row.tags.get(TAG_PRICE),
+        token_definition=row.tags.get(TAG_TOKEN_DEFINITION),
+        group=group,
+    )
+
+
+def _devices(row: RunRow) -> str | None:
+    kind, count = row.tags.get(TAG_DEVICE_TYPE), row.tags.get(TAG_DEVICES)
+    return f"{kind} x {count}" if kind and count else None
+
+
+def _number(row: RunRow, metric: str) -> float | None:
+    value = row.metrics.get(metric)
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _integer(value: float | None) -> int | None:
+    return None if value is None else int(value)
