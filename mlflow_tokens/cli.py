@@ -1,0 +1,94 @@
+"""The command `mlflow-tokens`."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+
+from mlflow_tokens import __version__
+from mlflow_tokens.compare.reader import ReadError
+from mlflow_tokens.compare.table import DENOMINATORS, RankedRun, rank
+
+#: A spreadsheet takes a text that begins so for a formula.
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; the exit status is 0 when it worked, 2 when it could not be done."""
+    options = _parser().parse_args(arguments)
+    try:
+        return int(options.run(options))
+    except ReadError as error:
+        print(f"mlflow-tokens: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        # The reader of the pipe (head, less) has gone; Python would complain once more at exit.
+        sys.stderr.close()
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="mlflow-tokens", description="What did each cent of a training run buy? Reads what mlflow_tokens has logged."
+    )
+    parser.add_argument("--version", action="version", version=f"mlflow-tokens {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    compare = commands.add_parser(
+        "compare",
+        help="rank runs by cost per million tokens",
+        description="Rank the runs of one or more experiments by cost per million tokens, cheapest first.",
+    )
+    compare.add_argument(
+        "--tracking-uri", metavar="URI", help="MLflow store, such as http://host:5000 or sqlite:///mlflow.db "
+        "(default: $MLFLOW_TRACKING_URI, else MLflow's own)"
+    )  # fmt: skip
+    compare.add_argument("--experiment", nargs="+", metavar="NAME", help="experiments to compare (default: all)")
+    compare.add_argument(
+        "--by", choices=DENOMINATORS, default="effective", help="what the cost is divided by (default: effective)"
+    )
+    form = compare.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    form.add_argument("--csv", action="store_true", help="print CSV instead of a table")
+    compare.set_defaults(run=_compare)
+    return parser
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from mlflow_tokens.compare.mlflow_reader import MlflowReader
+
+    lines = rank(MlflowReader(options.tracking_uri).runs(options.experiment), options.by)
+    if options.json:
+        json.dump({"by": options.by, "runs": [asdict(line) for line in lines]}, sys.stdout, ensure_ascii=False, indent=2)
+        print()
+    elif options.csv:
+        _print_csv(lines)
+    elif not lines:
+        print("No run here was logged by mlflow_tokens yet. Add mlflow_tokens.autolog() to a training script.")
+    else:
+        from rich.console import Console
+
+        from mlflow_tokens.compare.terminal import print_ranking
+
+        print_ranking(lines, options.by, Console())
+    return 0
+
+
+def _print_csv(lines: Sequence[RankedRun]) -> None:
+    names = [item.name for item in fields(RankedRun)]
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(names)
+    for line in lines:
+        writer.writerow([_inert(getattr(line, name)) for name in names])
+
+
+def _inert(value: object) -> object:
+    """A text as a spreadsheet shows it rather than runs it."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

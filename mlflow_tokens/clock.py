@@ -1,0 +1,89 @@
+"""The monotonic phase clock: what the wall time of one rank went to."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Literal, get_args
+
+Phase = Literal["startup", "restart", "train", "data_wait", "eval", "checkpoint", "other"]
+PHASES: tuple[Phase, ...] = get_args(Phase)
+
+
+class PhaseClock:
+    """Charges every second since `started` to exactly one phase.
+
+    Time is cut into stretches. `mark` closes the running stretch, `switch` closes it and opens one of
+    another phase, and `reclassify` says that the running stretch has been of another phase all along:
+    the time between two steps turns out to be evaluation when the first evaluation batch is seen.
+
+    Safe to read from other threads. Seconds are of `now`, which must never go backwards.
+    """
+
+    def __init__(self, started: float | None = None, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._lock = threading.Lock()
+        self._seconds = dict.fromkeys(PHASES, 0.0)
+        self._phase: Phase = "startup"
+        self._opened = now() if started is None else started
+
+    @property
+    def phase(self) -> Phase:
+        """The phase of the running stretch."""
+        return self._phase
+
+    def mark(self) -> None:
+        """Close the running stretch and open one of the same phase."""
+        with self._lock:
+            self._close()
+
+    def switch(self, phase: Phase) -> None:
+        """Close the running stretch and open one of `phase`."""
+        with self._lock:
+            self._close()
+            self._phase = phase
+
+    def reclassify(self, phase: Phase) -> None:
+        """Charge the running stretch, from its beginning, to `phase`."""
+        with self._lock:
+            self._phase = phase
+
+    def seconds(self) -> dict[Phase, float]:
+        """Seconds by phase up to this moment, the running stretch included."""
+        with self._lock:
+            seconds = dict(self._seconds)
+            seconds[self._phase] += self._now() - self._opened
+        return seconds
+
+    def _close(self) -> None:
+        now = self._now()
+        self._seconds[self._phase] += now - self._opened
+        self._opened = now
+
+
+def process_started(now: float | None = None) -> float:
+    """When this process began, on the scale of `time.monotonic`, in seconds.
+
+    From /proc/self/stat, field 22 (proc(5)): ticks since boot. Where there is no /proc, and in an
+    interactive session, whose idle hours are not the run's, it is the present moment.
+    """
+    now = time.monotonic() if now is None else now
+    if _is_interactive():
+        return now
+    try:
+        with open("/proc/self/stat", encoding="ascii") as stat:
+            # The command name, in parentheses, may hold spaces: count fields after its end.
+            fields = stat.read().rpartition(")")[2].split()
+        ticks = int(fields[19])
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError, AttributeError):
+        return now
+    return now - age if age > 0 else now
+
+
+def _is_interactive() -> bool:
+    import sys
+
+    return hasattr(sys, "ps1") or "ipykernel" in sys.modules

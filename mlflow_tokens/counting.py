@@ -1,0 +1,204 @@
+"""What a token is: the counting of one batch.
+
+Works on anything that has `shape` and `dtype` and can be compared and summed: Paddle tensors, NumPy
+arrays. Sums stay on the device as 0-d arrays; nothing here reads device memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+#: A count that may still be on the device: an int, or a 0-d integer array.
+Scalar = Any
+
+_IDS = ("input_ids", "decoder_input_ids")
+_IDS_ALIASES = ("src_ids", "token_ids", "tokens", "ids", "src", "x", "input", "inputs")
+_MASKS = ("attention_mask", "padding_mask")
+_LABELS = ("labels", "label", "target_ids", "targets", "lm_labels")
+_NEVER_IDS = frozenset(
+    (*_MASKS, *_LABELS, "position_ids", "token_type_ids", "segment_ids", "seq_lens", "lengths", "cu_seqlens")
+    + ("attn_mask_startend_row_indices", "attn_mask", "loss_mask", "decoder_attention_mask", "task_type_ids")
+)
+_INTEGERS = ("int64", "int32", "int16")
+
+
+@dataclass(frozen=True, slots=True)
+class PadPolicy:
+    """How padding is told from text.
+
+    pad_token_id: the id that means padding, as the user states it; a default of 0 is not knowledge.
+    none: the user states that there is no padding (packed data).
+    ignore_index: the label that is not trained on, for labels that go into the model.
+    """
+
+    pad_token_id: int | None = None
+    none: bool = False
+    ignore_index: int = -100
+
+    def __str__(self) -> str:
+        if self.none:
+            return "no padding (stated)"
+        return "mask" if self.pad_token_id is None else f"mask, else id != {self.pad_token_id}"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchCounts:
+    """Tokens of one micro-batch; None means unknown, and `reason` says why."""
+
+    computed: int | None
+    valid: Scalar | None
+    trained: Scalar | None
+    label_sizes: frozenset[int] = frozenset()
+    """How many labels a token-level loss over this batch may be given: one a position, or one less a row."""
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """The arrays of a batch that counting looks at."""
+
+    ids: tuple[Any, ...] = ()
+    mask: Any = None
+    decoder_mask: Any = None
+    labels: Any = None
+
+
+def count_batch(fields: Fields, policy: PadPolicy) -> BatchCounts:
+    """Count the tokens of one micro-batch.
+
+    computed: all positions of all ids, padding included.
+    valid: the mask's, else those whose id is not the stated pad id, else unknown.
+    trained: labels != ignore_index; unknown while no labels are seen.
+    """
+    if not fields.ids:
+        return BatchCounts(None, None, None, reason="no token ids were recognised in the batch")
+    sizes = [size(ids) for ids in fields.ids]
+    label_sizes = frozenset(
+        candidate for ids, total in zip(fields.ids, sizes, strict=True) for candidate in _label_sizes(ids, total)
+    )
+    trained: Scalar | None = None
+    if fields.labels is not None:
+        trained = count_labels(fields.labels, policy.ignore_index, label_sizes)
+    masks = (fields.mask, fields.decoder_mask)
+    valid: Scalar | None = 0
+    reason = None
+    for index, (ids, total) in enumerate(zip(fields.ids, sizes, strict=True)):
+        part, why = _valid(ids, total, masks[min(index, 1)], policy)
+        if part is None:
+            valid, reason = None, why
+            break
+        valid = valid + part
+    return BatchCounts(sum(sizes), valid, trained, label_sizes, reason)
+
+
+def count_labels(labels: Any, ignore_index: int, label_sizes: Iterable[int]) -> Scalar | None:
+    """Labels that are trained on, or None when these are not one label a token (a class a row, soft labels)."""
+    if not _is_integer(labels) or size(labels) not in label_sizes:
+        return None
+    return (labels != ignore_index).sum() if size(labels) else 0
+
+
+def find_fields(arguments: Any, names: tuple[str, ...] = ()) -> Fields:
+    """Find ids, mask and labels in what a model was called with.
+
+    Args:
+        arguments: a mapping, an array, or a sequence of those, as a loader or a caller hands them over.
+        names: parameter names of the positional part, where the callee's signature tells them.
+    """
+    named: dict[str, Any] = {}
+    unnamed: list[Any] = []
+    for name, value in _flatten(arguments, names):
+        if name is None:
+            unnamed.append(value)
+        else:
+            named.setdefault(name, value)
+    ids = tuple(named[name] for name in _IDS if _is_ids(named.get(name)))
+    if not ids:
+        candidates = [named.get(name) for name in _IDS_ALIASES]
+        candidates += unnamed
+        candidates += [value for name, value in named.items() if name not in _NEVER_IDS]
+        ids = tuple(value for value in candidates if _is_ids(value))[:1]
+    return Fields(
+        ids=ids,
+        mask=_first(named, _MASKS),
+        decoder_mask=_first(named, ("decoder_attention_mask",)),
+        labels=_first(named, _LABELS),
+    )
+
+
+def size(array: Any) -> int:
+    """Number of elements, from the shape alone."""
+    return math.prod(array.shape)
+
+
+def is_array(value: Any) -> bool:
+    """Whether this is a tensor or an array rather than a container, a number or text."""
+    return hasattr(value, "shape") and hasattr(value, "dtype")
+
+
+def _flatten(
+    value: Any, names: tuple[str, ...] = (), name: str | None = None, depth: int = 0
+) -> Iterator[tuple[str | None, Any]]:
+    if is_array(value):
+        yield name, value
+    elif depth > 3:
+        return
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _flatten(item, (), key if isinstance(key, str) else None, depth + 1)
+    elif isinstance(value, tuple | list):
+        for index, item in enumerate(value):
+            yield from _flatten(item, (), names[index] if index < len(names) else None, depth + 1)
+
+
+def _is_integer(value: Any) -> bool:
+    return is_array(value) and str(value.dtype).rpartition(".")[2] in _INTEGERS
+
+
+def _is_ids(value: Any) -> bool:
+    return _is_integer(value) and len(value.shape) in (1, 2)
+
+
+def _first(named: Mapping[str, Any], names: Iterable[str]) -> Any:
+    return next((named[name] for name in names if named.get(name) is not None), None)
+
+
+def _label_sizes(ids: Any, total: int) -> tuple[int, int]:
+    rows = ids.shape[0] if len(ids.shape) == 2 else 1
+    return total, total - rows
+
+
+Known = tuple[Scalar, None] | tuple[None, str]
+
+
+def _valid(ids: Any, total: int, mask: Any, policy: PadPolicy) -> Known:
+    if policy.none or total == 0:
+        return total, None
+    if mask is not None:
+        return _valid_by_mask(ids, mask)
+    if policy.pad_token_id is not None:
+        return (ids != policy.pad_token_id).sum(), None
+    return None, (
+        'there is no attention mask; state pad_token_id=… (or pad="none" for packed data) to count valid tokens'
+    )
+
+
+def _valid_by_mask(ids: Any, mask: Any) -> Known:
+    if not is_array(mask):
+        return None, f"the attention mask is a {type(mask).__name__}, not an array"
+    # A key-padding mask says one thing a position: [B, S], or [B, 1, 1, S] for broadcasting over heads.
+    # Equality with the ids but for axes of 1; the number of elements tells, since B and S are in order.
+    squeezed = [extent for extent in mask.shape if extent != 1]
+    if squeezed != [extent for extent in ids.shape if extent != 1]:
+        shape = "x".join(map(str, mask.shape))
+        return None, f"an attention mask of shape {shape} is not one value a position; state pad_token_id=…"
+    if "float" not in str(mask.dtype):
+        return (mask != 0).sum(), None
+    # A float mask is either 1 = text, 0 = padding, or is added to the scores: 0 = text, very negative =
+    # padding. Which one is decided on the device, since reading it back would wait for the device.
+    multiplied, added = (mask > 0).sum(), (mask == 0).sum()
+    return multiplied + added * (multiplied == 0), None
+

@@ -1,0 +1,193 @@
+"""The complete list of metrics: names, units, denominators; and how each follows from the account."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from mlflow_tokens.account import Account
+from mlflow_tokens.records import SCHEMA, SnapshotKind
+
+#: Value of the tag `mlflow_tokens.schema`: names and meanings of everything logged.
+METRICS_SCHEMA = str(SCHEMA)
+
+
+@dataclass(frozen=True, slots=True)
+class MetricSpec:
+    """A metric's name, unit and definition. `reserved`: the name is fixed, but nothing logs it yet."""
+
+    name: str
+    unit: str
+    definition: str
+    definition_zh: str
+    logged: Literal["snapshot", "reserved"] = "snapshot"
+
+
+METRICS: tuple[MetricSpec, ...] = (
+    MetricSpec("tokens/computed", "tokens", "positions fed to the model, padding included", "送入模型的位置数，含填充"),
+    MetricSpec("tokens/valid", "tokens", "computed minus padding", "computed 减去填充"),
+    MetricSpec(
+        "tokens/trained",
+        "tokens",
+        "labels other than ignore_index, as handed to the model or the loss",
+        "标签不等于 ignore_index 的位置数（以传入模型或损失函数的标签为准）",
+    ),
+    MetricSpec(
+        "tokens/effective",
+        "tokens",
+        "valid tokens that were not rolled back by a restart",
+        "未因重启回滚的有效词元",
+    ),
+    MetricSpec(
+        "throughput/tokens_per_second",
+        "tokens/s",
+        "computed / (train + data_wait) since the last snapshot",
+        "自上一快照起：computed /（训练＋等待数据）时间",
+    ),
+    MetricSpec(
+        "throughput/tokens_per_second_average",
+        "tokens/s",
+        "computed / (train + data_wait) since the start",
+        "自开始起：computed /（训练＋等待数据）时间",
+    ),
+    MetricSpec(
+        "throughput/valid_tokens_per_second",
+        "tokens/s",
+        "valid / (train + data_wait) since the last snapshot",
+        "自上一快照起：valid /（训练＋等待数据）时间",
+    ),
+    MetricSpec(
+        "throughput/tokens_per_second_per_device",
+        "tokens/s",
+        "tokens_per_second / devices, since the last snapshot",
+        "自上一快照起：每设备每秒词元",
+    ),
+    MetricSpec(
+        "throughput/tokens_per_second_per_device_average",
+        "tokens/s",
+        "tokens_per_second_average / devices",
+        "自开始起：每设备每秒词元",
+    ),
+    MetricSpec(
+        "throughput/tokens_per_second_wall",
+        "tokens/s",
+        "computed / all wall time since the process started",
+        "computed / 进程启动以来的全部时间",
+    ),
+    MetricSpec("cost/total", "currency", "device time held x price", "占用设备时间 × 单价"),
+    MetricSpec(
+        "cost/per_million_tokens",
+        "currency / 1e6 tokens",
+        "1e6 x cost/total / tokens/effective; absent if valid tokens are unknown",
+        "1e6 × cost/total / tokens/effective；有效词元未知时不记录",
+    ),
+    MetricSpec(
+        "cost/per_million_computed_tokens",
+        "currency / 1e6 tokens",
+        "1e6 x cost/total / tokens/computed",
+        "1e6 × cost/total / tokens/computed",
+    ),
+    MetricSpec(
+        "cost/per_million_tokens_recent",
+        "currency / 1e6 tokens",
+        "1e6 x cost / valid tokens, both since the last snapshot",
+        "自上一快照起：1e6 × 成本 / 有效词元",
+    ),
+    MetricSpec("device/hours", "device-hours", "hours x devices held", "占用设备数 × 小时"),
+    MetricSpec("throughput/mfu", "fraction", "model FLOP/s / peak FLOP/s", "模型 FLOP/s / 峰值 FLOP/s", "reserved"),
+    MetricSpec("energy/kwh", "kWh", "energy of the devices, not of the site", "设备（非机房）用电量", "reserved"),
+    MetricSpec(
+        "energy/joules_per_token", "J/token", "device energy / effective tokens", "设备能耗 / 有效词元", "reserved"
+    ),
+    MetricSpec("progress/goal_fraction", "fraction", "effective tokens / goal", "有效词元 / 目标", "reserved"),
+    MetricSpec("cost/phase/<phase>", "currency", "cost of the time spent in a phase", "某阶段时间的成本", "reserved"),
+    MetricSpec(
+        "cost/waste/<kind>", "currency", "padding, rolled_back, straggler", "填充、回滚、慢节点的成本", "reserved"
+    ),
+    MetricSpec("tokens/valid_ratio", "fraction", "valid / computed", "valid / computed", "reserved"),
+    MetricSpec("tokens/sequence_length_mean", "tokens", "valid tokens a row", "每行有效词元均值", "reserved"),
+    MetricSpec("tokens/sequence_length_p95", "tokens", "95th percentile of the same", "同上，95 分位", "reserved"),
+    MetricSpec("tokens/rank_skew", "ratio", "max / mean of valid tokens over data ranks", "各数据并行 rank 有效词元的最大值 / 均值", "reserved"),
+    MetricSpec("tokens/source/<name>", "tokens", "valid tokens of a data source", "某数据来源的有效词元", "reserved"),
+    MetricSpec("device/memory_peak_gib", "GiB", "largest memory in use on a device", "单设备显存峰值", "reserved"),
+    MetricSpec("device/utilization_mean", "fraction", "mean utilisation of the devices", "设备平均利用率", "reserved"),
+)  # fmt: skip
+
+#: What a heartbeat logs: the numbers that grow while nothing is trained.
+HEARTBEAT_METRICS = ("cost/total", "device/hours", "throughput/tokens_per_second_wall")
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What a sink writes: metric values at one position of the axis. `timestamp_ms` never changes."""
+
+    kind: SnapshotKind
+    step: int
+    position: int
+    timestamp_ms: int
+    metrics: Mapping[str, float]
+    counts: Mapping[str, int]
+    """The exact integers behind the `tokens/*` metrics, for sinks whose floats are short."""
+
+
+def derive(now: Account, window_start: Account, kind: SnapshotKind) -> Snapshot:
+    """The snapshot of an account; rates of the window run from `window_start`, the last snapshot at a step."""
+    values = {**_totals(now), **_rates(now, window_start)}
+    names = HEARTBEAT_METRICS if kind == "heartbeat" else [spec.name for spec in METRICS]
+    counts = {f"tokens/{name}": value for name, value in _counts(now).items() if value is not None}
+    return Snapshot(
+        kind=kind,
+        step=now.step,
+        position=now.position,
+        timestamp_ms=round(now.t_wall * 1000),
+        metrics={name: value for name in names if (value := values.get(name)) is not None},
+        counts=counts,
+    )
+
+
+def _counts(now: Account) -> dict[str, int | None]:
+    return {"computed": now.computed, "valid": now.valid, "trained": now.trained, "effective": now.effective}
+
+
+def _totals(now: Account) -> dict[str, float | None]:
+    cost = None if now.cost is None else float(now.cost)
+    busy = now.seconds_in("train", "data_wait")
+    return {
+        **{f"tokens/{name}": value for name, value in _counts(now).items()},
+        "throughput/tokens_per_second_average": _ratio(now.computed, busy / (now.ranks_reporting or 1)),
+        "throughput/tokens_per_second_per_device_average": _ratio(now.computed, busy),
+        "throughput/tokens_per_second_wall": _ratio(now.computed, now.elapsed),
+        "cost/total": cost,
+        "cost/per_million_tokens": _per_million(cost, now.effective),
+        "cost/per_million_computed_tokens": _per_million(cost, now.computed),
+        "device/hours": now.device_seconds_total / 3600,
+    }
+
+
+def _rates(now: Account, start: Account) -> dict[str, float | None]:
+    busy = now.seconds_in("train", "data_wait") - start.seconds_in("train", "data_wait")
+    computed, valid = _minus(now.computed, start.computed), _minus(now.valid, start.valid)
+    if not computed:
+        # Nothing was trained since (the end of a run, say): the last rate stays the last one.
+        return {}
+    cost = None if now.cost is None or start.cost is None else float(now.cost - start.cost)
+    wall = busy / (now.ranks_reporting or 1)
+    return {
+        "throughput/tokens_per_second": _ratio(computed, wall),
+        "throughput/valid_tokens_per_second": _ratio(valid, wall),
+        "throughput/tokens_per_second_per_device": _ratio(computed, busy),
+        "cost/per_million_tokens_recent": _per_million(cost, valid),
+    }
+
+
+def _ratio(amount: float | None, per: float) -> float | None:
+    return amount / per if amount is not None and per > 0 else None
+
+
+def _per_million(cost: float | None, tokens: int | None) -> float | None:
+    return 1e6 * cost / tokens if cost is not None and tokens else None
+
+
+def _minus(now: int | None, before: int | None) -> int | None:
+    return None if now is None or before is None else now - before

@@ -1,0 +1,1 @@
+"""Everything that imports paddle: finding the model, its batches, its labels and its steps."""

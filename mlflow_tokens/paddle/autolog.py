@@ -1,0 +1,137 @@
+"""`autolog()`: everything that counts, put into a script by one line and taken out by another."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+try:
+    import paddle
+except ImportError as error:
+    raise ImportError(
+        "mlflow_tokens.autolog() needs PaddlePaddle: pip install paddlepaddle for CPUs; the builds for GPUs and "
+        "other accelerators come from PaddlePaddle's own index, see https://www.paddlepaddle.org.cn/install. "
+        "Without Paddle, count by hand with mlflow_tokens.Tracker."
+    ) from error
+from mlflow.utils.autologging_utils import AUTOLOGGING_INTEGRATIONS, autologging_integration
+
+from mlflow_tokens.options import check_options
+from mlflow_tokens.paddle.model_hooks import ModelHooks
+from mlflow_tokens.paddle.step_hooks import StepHooks
+from mlflow_tokens.pricing import Price
+from mlflow_tokens.script_hooks import ScriptHooks
+from mlflow_tokens.tracker import Tracker, watch_for_failure
+
+INTEGRATION = "mlflow_tokens"
+
+_installed: _Hooks | None = None
+
+
+def autolog(
+    *,
+    price: str | Price | None = None,
+    log_every_steps: int = 10,
+    pad_token_id: int | None = None,
+    pad: str | None = None,
+    ignore_index: int = -100,
+    visualdl: str | os.PathLike[str] | None = None,
+    journal_dir: str | os.PathLike[str] | None = None,
+    disable: bool = False,
+    silent: bool = False,
+) -> Tracker | None:
+    """Log tokens, tokens/s and cost of every PaddlePaddle training loop from here on.
+
+    Call it once on every rank, before training; the script needs no other change. It finds the model
+    that the optimizer trains, counts the batches it is fed and the labels its loss is given, and logs
+    snapshots to the MLflow run that is active at the first of them (one is started if there is none)
+    and to VisualDL, from global rank 0 alone. `mlflow.autolog(disable=True)` turns it off as well.
+
+    Args:
+        disable: take every hook out again; the last snapshot is written first.
+        price, log_every_steps, pad_token_id, pad, ignore_index, visualdl, journal_dir, silent: as for
+            `mlflow_tokens.Tracker`.
+
+    Returns:
+        The tracker; None with `disable=True`.
+
+    Raises:
+        ValueError: an option cannot be used; the message says what can.
+        ImportError: `visualdl` is given and VisualDL is not installed.
+    """
+    options: dict[str, Any] = {
+        "price": price,
+        "log_every_steps": log_every_steps,
+        "pad_token_id": pad_token_id,
+        "pad": pad,
+        "ignore_index": ignore_index,
+        "visualdl": visualdl,
+        "journal_dir": journal_dir,
+        "silent": silent,
+    }
+    check_options(**options, environ=os.environ)
+    _uninstall()
+    # MLflow's decorator keeps the configuration and calls the function unless disable is set.
+    tracker: Tracker | None = _autolog(disable=disable, **options)
+    return tracker
+
+
+@autologging_integration(INTEGRATION)  # type: ignore[untyped-decorator]
+def _autolog(disable: bool = False, silent: bool = False, **options: Any) -> Tracker:
+    global _installed
+    tracker = Tracker(silent=silent, **options)
+    _installed = _Hooks(tracker)
+    _installed.install()
+    return tracker
+
+
+def _uninstall() -> None:
+    global _installed
+    if _installed is not None:
+        hooks, _installed = _installed, None
+        hooks.remove()
+
+
+class _Hooks:
+    """All hooks of one `autolog()`."""
+
+    def __init__(self, tracker: Tracker) -> None:
+        self._tracker = tracker
+        self._mlflow_config = AUTOLOGGING_INTEGRATIONS.get("mlflow")
+        self._models = ModelHooks(tracker)
+        self._steps = StepHooks(tracker, self._models, self._obey_mlflow)
+        self._script = ScriptHooks(tracker)
+
+    def install(self) -> None:
+        global _watching
+        # Code that Paddle turns into a static graph must not have our wrappers turned with it.
+        from mlflow_tokens import patches
+        from mlflow_tokens.paddle import model_hooks, step_hooks
+
+        paddle.jit.ignore_module([patches, model_hooks, step_hooks])
+        self._models.install()
+        self._steps.install()
+        self._script.install()
+        if not _watching:
+            watch_for_failure()
+            _watching = True
+
+    def remove(self) -> None:
+        self._models.remove()
+        self._steps.remove()
+        self._script.remove()
+        self._tracker.close()
+
+    def _obey_mlflow(self) -> None:
+        """Turn off when the script has called `mlflow.autolog(disable=True)` since.
+
+        MLflow calls the integrations it knows by a fixed list. For the others it leaves what it was
+        called with in its registry, in a new mapping at each call.
+        """
+        config = AUTOLOGGING_INTEGRATIONS.get("mlflow")
+        if config is not self._mlflow_config:
+            self._mlflow_config = config
+            if config and config.get("disable"):
+                autolog(disable=True)
+
+
+_watching = False

@@ -1,0 +1,237 @@
+"""Sees micro-batches on their way into the model that is trained, and labels on their way into the loss."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import weakref
+from dataclasses import replace
+from typing import Any
+
+import paddle
+import paddle.nn.functional as F
+
+from mlflow_tokens.counting import BatchCounts, count_batch, count_labels, find_fields, is_array, size
+from mlflow_tokens.patches import Patches
+from mlflow_tokens.tracker import Tracker
+
+#: Micro-batches that a model may be fed before an optimizer steps; more were never meant to be trained.
+_PENDING_LIMIT = 4096
+
+
+class ModelHooks:
+    """Finds the trained models and counts what they are fed.
+
+    A model is trained if an optimizer that steps holds its parameters. While an optimizer is known that
+    has not stepped yet, every outermost layer that is called in training mode with gradients on is a
+    candidate, seen through `Layer.__call__`; what it was fed is kept until an optimizer steps. After
+    that a forward pre-hook on the model alone is left, which costs other layers nothing.
+    """
+
+    def __init__(self, tracker: Tracker) -> None:
+        self._tracker = tracker
+        self._policy = tracker.options.pad_policy
+        self._depth = threading.local()
+        self._candidates: dict[int, _Candidate] = {}
+        self._newest: _Candidate | None = None
+        self._trained: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._handles: list[Any] = []
+        self._names: weakref.WeakKeyDictionary[Any, tuple[str, ...]] = weakref.WeakKeyDictionary()
+        self._matched: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._waiting: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._discovery = Patches()
+        self._losses = Patches()
+
+    def install(self) -> None:
+        """Begin to look for models and at losses."""
+        self._discover()
+        for name in ("cross_entropy", "softmax_with_cross_entropy"):
+            if name in vars(F):
+                self._losses.wrap(F, name, self._loss_called)
+
+    def remove(self) -> None:
+        """Take every hook out."""
+        self._discovery.revert()
+        self._losses.revert()
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._trained.clear()
+        self._candidates.clear()
+
+    def optimizer_made(self, optimizer: Any) -> None:
+        """A new optimizer may train a model not seen yet."""
+        self._waiting.add(optimizer)
+        self._discover()
+
+    def optimizer_stepped(self, optimizer: Any) -> bool:
+        """Whether this optimizer trains a model of ours; what a newly found one was fed is counted now."""
+        if optimizer in self._matched:
+            return True
+        owned = {id(parameter) for parameter in _parameters(optimizer)}
+        known = any(owned.intersection(map(id, layer.parameters())) for layer in self._trained)
+        if not known:
+            found = [candidate for candidate in self._candidates.values() if candidate.trains(owned)]
+            # Of a model in several parts the one that is fed ids tells; the rest is fed what it made.
+            found = [candidate for candidate in found if candidate.has_ids] or found
+            for candidate in found:
+                self._adopt(candidate)
+            if not found:
+                return False
+        self._matched.add(optimizer)
+        self._waiting.discard(optimizer)
+        if not self._waiting:
+            self._discovery.revert()
+            self._candidates.clear()
+            self._newest = None
+        return True
+
+    def _discover(self) -> None:
+        if not self._discovery.active:
+            self._discovery.wrap(paddle.nn.Layer, "__call__", self._layer_called)
+
+    def _adopt(self, candidate: _Candidate) -> None:
+        layer = candidate.layer()
+        for counts in candidate.batches:
+            self._tracker.count_tokens(counts)
+        self._candidates.pop(id(layer), None)
+        if self._newest is candidate:
+            self._newest = None
+        if layer is None:
+            return
+        self._trained.add(layer)
+        self._handles.append(layer.register_forward_pre_hook(self._trained_layer_called, with_kwargs=True))
+        if isinstance(layer, paddle.DataParallel):
+            # Evaluation often calls the wrapped model itself.
+            self._handles.append(layer._layers.register_forward_pre_hook(self._wrapped_layer_called))
+
+    # ---- what Paddle calls ------------------------------------------------------------------------
+
+    def _layer_called(self, original: Any, layer: Any, *args: Any, **kwargs: Any) -> Any:
+        depth = getattr(self._depth, "value", 0)
+        if depth == 0:
+            try:
+                self._outermost_layer_called(layer, args, kwargs)
+            except Exception as error:
+                self._tracker.counting_failed(error)
+        self._depth.value = depth + 1
+        try:
+            return original(layer, *args, **kwargs)
+        finally:
+            self._depth.value = depth
+
+    def _outermost_layer_called(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if layer in self._trained or not paddle.in_dynamic_mode():
+            return
+        candidate = self._candidates.get(id(layer))
+        known = candidate is not None and candidate.layer() is layer
+        if not (layer.training and paddle.is_grad_enabled()):
+            if known:
+                self._tracker.evaluates()
+            return
+        if candidate is None or not known:
+            # A loss is a layer too, but there is nothing in it to train.
+            if not any(not parameter.stop_gradient for parameter in layer.parameters()):
+                return
+            candidate = self._candidates[id(layer)] = _Candidate(layer)
+        self._newest = candidate
+        self._tracker.trains()
+        candidate.add(self._count(layer, args, kwargs))
+
+    def _trained_layer_called(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        try:
+            if not (layer.training and paddle.is_grad_enabled()):
+                self._tracker.evaluates()
+            elif paddle.in_dynamic_mode():
+                self._newest = None
+                self._tracker.count_tokens(self._count(layer, args, kwargs))
+        except Exception as error:
+            self._tracker.counting_failed(error)
+
+    def _wrapped_layer_called(self, layer: Any, _args: tuple[Any, ...]) -> None:
+        try:
+            if not (layer.training and paddle.is_grad_enabled()):
+                self._tracker.evaluates()
+        except Exception as error:
+            self._tracker.counting_failed(error)
+
+    def _count(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BatchCounts:
+        if len(args) == 1 and not kwargs and not is_array(args[0]):
+            fields = find_fields(args[0])
+        else:
+            names = self._names_of(layer)
+            named = {names[index] if index < len(names) else f"{index}": value for index, value in enumerate(args)}
+            fields = find_fields({**named, **kwargs})
+        with paddle.no_grad():
+            counts = count_batch(fields, self._policy)
+        if counts.computed is None:
+            called = f"{counts.reason} that {type(layer).__name__} was called with"
+            return replace(counts, reason=f"{called}; name it input_ids, or count by hand with mlflow_tokens.Tracker")
+        return counts
+
+    def _names_of(self, layer: Any) -> tuple[str, ...]:
+        """Names of the positional parameters of `forward`, of the wrapped model's where a wrapper hides them."""
+        if layer not in self._names:
+            inner = layer
+            while isinstance(inner, paddle.DataParallel):
+                inner = inner._layers
+            kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+            parameters = inspect.signature(inner.forward).parameters.values()
+            self._names[layer] = tuple(parameter.name for parameter in parameters if parameter.kind in kinds)
+        return self._names[layer]
+
+    def _loss_called(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            if paddle.is_grad_enabled() and paddle.in_dynamic_mode():
+                self._look_at_labels(args, kwargs)
+        except Exception as error:
+            self._tracker.counting_failed(error)
+        return original(*args, **kwargs)
+
+    def _look_at_labels(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Count the labels of the newest micro-batch, unless they came with it or were counted before."""
+        labels = kwargs.get("label", args[1] if len(args) > 1 else None)
+        if not is_array(labels):
+            return
+        ignore_index = kwargs.get("ignore_index", args[3] if len(args) > 3 else -100)
+        candidate = self._newest
+        if candidate is not None:
+            newest = candidate.batches[-1]
+            if newest.trained is None and size(labels) in newest.label_sizes:
+                candidate.batches[-1] = replace(newest, trained=_trained(labels, ignore_index))
+        elif self._tracker.meter.awaits_labels(size(labels)):
+            self._tracker.count_labels(_trained(labels, ignore_index))
+
+
+class _Candidate:
+    """A layer that may be a trained model, and what it was fed so far."""
+
+    def __init__(self, layer: Any) -> None:
+        self.layer = weakref.ref(layer)
+        self.batches: list[BatchCounts] = []
+
+    def add(self, counts: BatchCounts) -> None:
+        if len(self.batches) == _PENDING_LIMIT:
+            reason = f"{_PENDING_LIMIT} micro-batches went by without an optimizer step"
+            self.batches = [BatchCounts(None, None, None, reason=reason)]
+        self.batches.append(counts)
+
+    @property
+    def has_ids(self) -> bool:
+        return any(counts.computed is not None for counts in self.batches)
+
+    def trains(self, parameters: set[int]) -> bool:
+        layer = self.layer()
+        return layer is not None and not parameters.isdisjoint(map(id, layer.parameters()))
+
+
+def _trained(labels: Any, ignore_index: int) -> Any:
+    with paddle.no_grad():
+        return count_labels(labels, ignore_index, (size(labels),))
+
+
+def _parameters(optimizer: Any) -> list[Any]:
+    """The parameters of an optimizer, whose list may hold groups of them."""
+    items = getattr(optimizer, "_parameter_list", None) or []
+    groups = [item["params"] if isinstance(item, dict) else [item] for item in items]
+    return [parameter for group in groups for parameter in group]

@@ -1,0 +1,93 @@
+"""What one device or instance costs an hour, as a person states it and as the ledger charges it."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Literal
+
+Unit = Literal["device-hour", "instance-hour"]
+
+SECONDS_PER_HOUR = 3600
+
+EXAMPLES = ("2.0 USD/device-hour", "15 CNY/device-hour", "98.32 USD/instance-hour x8")
+
+_TEXT = re.compile(
+    r"""\s*(?P<amount>\d+(?:\.\d+)?|\.\d+)
+        \s*(?P<currency>[A-Za-z]{3})
+        \s*/\s*(?P<unit>device-hour|instance-hour)
+        (?:\s+x\s*(?P<devices>\d+))?\s*""",
+    re.VERBOSE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """A price with all that a finance department asks of it.
+
+    `devices_per_instance` is given for instance-hours alone. `kind` (on-demand, spot, reserved,
+    owned) is None when nobody said. `date` is the day for which the price was stated.
+    """
+
+    amount: Decimal
+    currency: str
+    unit: Unit
+    devices_per_instance: int | None = None
+    kind: str | None = None
+    source: str = "stated by the user"
+    date: datetime.date | None = None
+
+    def __str__(self) -> str:
+        devices = f" x{self.devices_per_instance}" if self.devices_per_instance else ""
+        return f"{self.amount} {self.currency}/{self.unit}{devices}"
+
+    def per_device_second(self, devices_by_node: Iterable[int]) -> Decimal:
+        """What one held device costs a second, in `currency`.
+
+        Instances are billed whole: a node with 6 of 8 devices in use pays for 8, so each of the 6
+        carries 8/6 of its share.
+
+        Args:
+            devices_by_node: devices held on each node; every node rents its own instances.
+        """
+        if self.unit == "device-hour":
+            return self.amount / SECONDS_PER_HOUR
+        assert self.devices_per_instance is not None
+        held = [devices for devices in devices_by_node if devices > 0]
+        instances = sum(-(-devices // self.devices_per_instance) for devices in held)
+        return self.amount * instances / sum(held) / SECONDS_PER_HOUR
+
+
+def parse_price(text: str | Price | None, today: datetime.date | None = None) -> Price | None:
+    """Read a price from text such as those in `EXAMPLES`; None stays None (no price, no cost).
+
+    Raises:
+        ValueError: the text is not a price; the message shows prices that are.
+    """
+    if text is None or isinstance(text, Price):
+        return text
+    match = _TEXT.fullmatch(text) if isinstance(text, str) else None
+    if match is None:
+        raise ValueError(_advice(text, "it is not of the form AMOUNT CURRENCY/UNIT"))
+    amount, unit = Decimal(match["amount"]), match["unit"]
+    devices = int(match["devices"]) if match["devices"] else None
+    if amount == 0:
+        raise ValueError(_advice(text, "an amount of 0 buys nothing; leave `price` out if it is unknown"))
+    if unit == "instance-hour" and not devices:
+        raise ValueError(_advice(text, "an instance-hour needs the number of devices of the instance, as in x8"))
+    if unit == "device-hour" and devices is not None:
+        raise ValueError(_advice(text, "x8 belongs to an instance-hour; a device-hour is one device"))
+    return Price(
+        amount=amount,
+        currency=match["currency"].upper(),
+        unit="device-hour" if unit == "device-hour" else "instance-hour",
+        devices_per_instance=devices,
+        date=today or datetime.date.today(),
+    )
+
+
+def _advice(text: object, reason: str) -> str:
+    return f"price={text!r} cannot be used: {reason}. Valid prices: " + ", ".join(map(repr, EXAMPLES))

@@ -1,0 +1,309 @@
+"""How ranks hand their readings to rank 0: over sockets of our own, asked for by rank 0.
+
+No training communicator is used and nobody waits for anybody without a limit (see
+docs/decisions/0002). Rank 0 listens; every other rank connects from a background thread and answers
+"what are your totals at the end of step k?" once it has finished step k. Readings are cumulative, so a
+lost answer costs nothing but freshness. One JSON object a line.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import selectors
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from mlflow_tokens.meter import Reading
+from mlflow_tokens.notices import logger
+
+PROTOCOL = 1
+_LINE_LIMIT = 64 * 1024
+#: Seconds between attempts to reach rank 0, and between looks at whether an asked-for step is finished.
+_RETRY = 0.5
+_LOOK = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A distributed job as its environment describes it: who we are and where rank 0 listens.
+
+    devices_by_node: a process holds one device, so these are the processes on each node.
+    """
+
+    rank: int
+    world_size: int
+    devices_by_node: tuple[int, ...]
+    address: tuple[str, int] | None
+    name: str
+    """Equal on all ranks of a job and on no other job's."""
+
+
+def job_from_environment(environ: Mapping[str, str]) -> Job:
+    """Read what Paddle's launcher and `paddle.distributed.spawn` tell their workers.
+
+    Every rank is given an endpoint of its own. The launcher uses another port for Paddle's store
+    (PADDLE_MASTER), so that rank 0's endpoint is free; `spawn` puts the store there, and then rank 1's
+    is taken, which lies on the same machine.
+    """
+    rank = int(environ.get("PADDLE_TRAINER_ID", "0"))
+    endpoints = [item.strip() for item in environ.get("PADDLE_TRAINER_ENDPOINTS", "").split(",") if item.strip()]
+    world_size = int(environ.get("PADDLE_TRAINERS_NUM", len(endpoints) or 1))
+    address = None
+    if world_size > 1 and len(endpoints) >= 2:
+        store_elsewhere = "PADDLE_MASTER" in environ or "MASTER_PORT" in environ
+        host, _, port = endpoints[0 if store_elsewhere else 1].rpartition(":")
+        address = (host, int(port))
+    by_node = Counter(endpoint.rpartition(":")[0] for endpoint in endpoints)
+    name = hashlib.sha256(",".join(endpoints).encode()).hexdigest()[:16]
+    return Job(rank, world_size, tuple(by_node.values()) or (world_size,), address, name)
+
+
+class RankServer:
+    """Rank 0's side. `collect` returns the newest reading of every other rank that has reported.
+
+    Raises:
+        OSError: the address cannot be listened on.
+    """
+
+    def __init__(self, job: Job, address: tuple[str, int]) -> None:
+        self._job = job
+        self._socket = socket.create_server(address, backlog=min(job.world_size, 1024))
+        self._socket.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._socket, selectors.EVENT_READ)
+        self._wake_read, self._wake_write = socket.socketpair()
+        self._wake_read.setblocking(False)
+        self._selector.register(self._wake_read, selectors.EVENT_READ)
+        self._changed = threading.Condition()
+        self._peers: dict[socket.socket, _Peer] = {}
+        self._readings: dict[int, Reading] = {}
+        self._question: Question | None = None
+        self._asked = 0
+        self._answers: dict[int, int] = {}
+        self._closing = False
+        self._thread = threading.Thread(target=self._serve, name="mlflow_tokens-ranks", daemon=True)
+        self._thread.start()
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where the server listens."""
+        host, port = self._socket.getsockname()[:2]
+        return host, port
+
+    def collect(self, question: Question, timeout: float, wait_for_absent: bool) -> dict[int, Reading]:
+        """Ask all other ranks, wait at most `timeout` s, and return the newest reading of each.
+
+        Ranks that are connected are waited for, and those that have never been if `wait_for_absent`.
+        A rank that has said its last counts with that.
+        """
+        deadline = time.monotonic() + timeout
+        with self._changed:
+            self._asked += 1
+            self._question = question
+            self._wake_write.send(b"q")
+            while self._missing(wait_for_absent) and not self._closing:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    break
+                self._changed.wait(left)
+            return dict(self._readings)
+
+    def close(self) -> None:
+        """Stop listening. Ranks still connected notice and go on without us."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._wake_write.send(b"x")
+        self._thread.join(1.0)
+
+    def _missing(self, wait_for_absent: bool) -> bool:
+        connected = {peer.rank for peer in self._peers.values()}
+        for rank in range(1, self._job.world_size):
+            reading = self._readings.get(rank)
+            answered = self._answers.get(rank) == self._asked and not (self._question and self._question.last)
+            if reading is not None and (reading.final or answered):
+                continue
+            if rank in connected or (wait_for_absent and reading is None):
+                return True
+        return False
+
+    def _serve(self) -> None:
+        asked = 0
+        while not self._closing:
+            for key, _ in self._selector.select(timeout=1.0):
+                if key.fileobj is self._socket:
+                    self._accept()
+                elif key.fileobj is self._wake_read:
+                    self._wake_read.recv(4096)
+                else:
+                    self._receive(key.fileobj)  # type: ignore[arg-type]
+            with self._changed:
+                number = self._asked
+                peers = [connection for connection, peer in self._peers.items() if peer.rank is not None]
+            if number != asked:
+                asked = number
+                for connection in peers:
+                    self._ask(connection)
+        for connection in list(self._peers):
+            self._drop(connection)
+        self._selector.close()
+        self._socket.close()
+
+    def _accept(self) -> None:
+        connection, _ = self._socket.accept()
+        connection.setblocking(False)
+        self._selector.register(connection, selectors.EVENT_READ)
+        with self._changed:
+            self._peers[connection] = _Peer()
+
+    def _ask(self, connection: socket.socket) -> None:
+        with self._changed:
+            number, question = self._asked, self._question
+        if question is None:
+            return
+        try:
+            connection.sendall(_line({"number": number, "step": question.step, "live": question.live}))
+        except OSError:
+            self._drop(connection)
+
+    def _receive(self, connection: socket.socket) -> None:
+        peer = self._peers[connection]
+        try:
+            data = connection.recv(65536)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._drop(connection)
+            return
+        peer.buffer += data
+        *lines, peer.buffer = peer.buffer.split(b"\n")
+        try:
+            if len(peer.buffer) > _LINE_LIMIT:
+                raise ValueError("a line is too long")
+            for line in lines:
+                self._understand(connection, peer, json.loads(line))
+        except (ValueError, TypeError, KeyError) as error:
+            logger.warning("Refused a connection to rank 0's port: %s", error)
+            self._drop(connection)
+
+    def _understand(self, connection: socket.socket, peer: _Peer, message: Mapping[str, Any]) -> None:
+        if peer.rank is None:
+            if message.get("job") != self._job.name or message.get("protocol") != PROTOCOL:
+                raise ValueError("it is not a rank of this job with this version of mlflow_tokens")
+            rank = int(message["rank"])
+            if not 0 < rank < self._job.world_size:
+                raise ValueError(f"there is no rank {rank} in this job")
+            with self._changed:
+                peer.rank = rank
+            self._ask(connection)
+            return
+        reading = Reading(**message["reading"])
+        if reading.rank != peer.rank:
+            raise ValueError(f"rank {peer.rank} speaks for rank {reading.rank}")
+        with self._changed:
+            self._readings[peer.rank] = reading
+            self._answers[peer.rank] = int(message.get("number", 0))
+            self._changed.notify_all()
+
+    def _drop(self, connection: socket.socket) -> None:
+        with self._changed:
+            if self._peers.pop(connection, None) is None:
+                return
+            self._changed.notify_all()
+        self._selector.unregister(connection)
+        connection.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Which totals are wanted: at the end of `step`, or of the newest step with the seconds of now (`live`).
+
+    last: the job is ending, so wait for what each rank says last.
+    """
+
+    step: int
+    live: bool = False
+    last: bool = False
+
+
+@dataclass(slots=True)
+class _Peer:
+    rank: int | None = None
+    buffer: bytes = b""
+
+
+class RankClient:
+    """Another rank's side: a background thread that answers rank 0 from `read`.
+
+    `read(step, live)` gives the totals that a `Question` asks for, or None while `step` is not finished.
+    """
+
+    def __init__(
+        self, job: Job, address: tuple[str, int], read: Callable[[int, bool], Reading | None]
+    ) -> None:
+        self._job, self._address, self._read = job, address, read
+        self._last: Reading | None = None
+        self._closing = threading.Event()
+        self._said_last = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="mlflow_tokens-rank", daemon=True)
+        self._thread.start()
+
+    def close(self, last: Reading, timeout: float) -> bool:
+        """Send the last reading; whether rank 0 was reached within `timeout` s."""
+        self._last = last
+        self._closing.set()
+        return self._said_last.wait(timeout)
+
+    def _run(self) -> None:
+        try:
+            self._connect_until_done()
+        except Exception as error:
+            logger.warning("Rank %d no longer reports to rank 0: %r", self._job.rank, error)
+
+    def _connect_until_done(self) -> None:
+        while not self._said_last.is_set():
+            try:
+                with socket.create_connection(self._address, timeout=5.0) as connection:
+                    self._talk(connection)
+            except OSError:
+                # Rank 0 is not there yet, or no longer: try again without a word.
+                if self._closing.wait(_RETRY):
+                    time.sleep(_RETRY / 10)
+
+    def _talk(self, connection: socket.socket) -> None:
+        connection.sendall(_line({"job": self._job.name, "protocol": PROTOCOL, "rank": self._job.rank}))
+        question: Mapping[str, Any] | None = None
+        buffer = b""
+        while True:
+            if self._closing.is_set() and self._last is not None:
+                connection.sendall(_line({"reading": asdict(self._last)}))
+                self._said_last.set()
+                return
+            if question is not None:
+                reading = self._read(question["step"], question["live"])
+                if reading is not None:
+                    connection.sendall(_line({"number": question["number"], "reading": asdict(reading)}))
+                    question = None
+            connection.settimeout(_LOOK if question is not None else 10 * _LOOK)
+            try:
+                data = connection.recv(65536)
+            except TimeoutError:
+                continue
+            if not data:
+                raise ConnectionError("rank 0 has closed the connection")
+            buffer += data
+            *lines, buffer = buffer.split(b"\n")
+            if lines:
+                question = json.loads(lines[-1])
+
+
+def _line(message: Mapping[str, Any]) -> bytes:
+    return json.dumps(message).encode() + b"\n"

@@ -1,0 +1,76 @@
+"""Sees what the script itself logs, and the end of its run."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from mlflow_tokens.notices import say_once
+from mlflow_tokens.patches import Patches
+from mlflow_tokens.sinks.mlflow import is_our_thread
+from mlflow_tokens.tracker import Tracker
+
+#: MLflow's own monitor logs by a count of its samples.
+_NOT_THE_SCRIPTS = "system/"
+
+
+class ScriptHooks:
+    """Tells the tracker at which steps the script logs, and when the script ends a run."""
+
+    def __init__(self, tracker: Tracker) -> None:
+        self._tracker = tracker
+        self._patches = Patches()
+
+    def install(self) -> None:
+        """Wrap the methods of MLflow's client that all its logging goes through, and VisualDL's."""
+        from mlflow import MlflowClient
+
+        self._patches.wrap(MlflowClient, "log_metric", self._log_metric)
+        self._patches.wrap(MlflowClient, "log_batch", self._log_batch)
+        self._patches.wrap(MlflowClient, "set_terminated", self._set_terminated)
+        visualdl = sys.modules.get("visualdl")
+        if visualdl is not None:
+            self._patches.wrap(visualdl.LogWriter, "add_scalar", self._add_scalar)
+
+    def remove(self) -> None:
+        """Put everything back."""
+        self._patches.revert()
+
+    def _log_metric(self, original: Any, client: Any, run_id: str, key: str, *args: Any, **kwargs: Any) -> Any:
+        result = original(client, run_id, key, *args, **kwargs)
+        # log_metric(run_id, key, value, timestamp, step, …)
+        step = kwargs.get("step", args[2] if len(args) > 2 else None)
+        if not key.startswith(_NOT_THE_SCRIPTS):
+            self._logged(run_id, step)
+        return result
+
+    def _log_batch(self, original: Any, client: Any, run_id: str, *args: Any, **kwargs: Any) -> Any:
+        result = original(client, run_id, *args, **kwargs)
+        metrics = kwargs.get("metrics", args[0] if args else None) or ()
+        steps = [metric.step for metric in metrics if not metric.key.startswith(_NOT_THE_SCRIPTS)]
+        if steps:
+            self._logged(run_id, max(steps))
+        return result
+
+    def _add_scalar(self, original: Any, writer: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(writer, *args, **kwargs)
+        self._logged(None, kwargs.get("step", args[2] if len(args) > 2 else None))
+        return result
+
+    def _set_terminated(
+        self, original: Any, client: Any, run_id: str, status: str | None = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        if not is_our_thread():
+            try:
+                self._tracker.run_ending(run_id, status or "FINISHED")
+            except Exception as error:
+                say_once("run_ending", "The last snapshot could not be taken: %r", error)
+        return original(client, run_id, status, *args, **kwargs)
+
+    def _logged(self, run_id: str | None, step: Any) -> None:
+        if is_our_thread() or not isinstance(step, int):
+            return
+        try:
+            self._tracker.script_logged(run_id, step)
+        except Exception as error:
+            say_once("script_logged", "The script's steps could not be followed: %r", error)

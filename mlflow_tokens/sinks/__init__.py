@@ -1,0 +1,1 @@
+"""Where snapshots go: MLflow, VisualDL."""

@@ -1,0 +1,85 @@
+"""Snapshots into one MLflow run, bound to its id and not to a thread's active run."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from mlflow_tokens.metrics import Snapshot
+
+_ours = threading.local()
+
+
+@dataclass(frozen=True, slots=True)
+class RunBinding:
+    """The run to write to. run_id None: none was active, so one is started (and ended) by the sink."""
+
+    run_id: str | None
+    tracking_uri: str
+
+
+def active_binding() -> RunBinding:
+    """The run that is active on this thread, if there is one. Asks no server."""
+    import mlflow
+
+    run = mlflow.active_run()
+    return RunBinding(run.info.run_id if run else None, mlflow.get_tracking_uri())
+
+
+def is_our_thread() -> bool:
+    """Whether this thread writes our own metrics, so that nobody mistakes them for the script's."""
+    return getattr(_ours, "writing", False)
+
+
+class MlflowSink:
+    """Writes with `log_batch`: one request a snapshot, with the snapshot's own time.
+
+    A repeated request is harmless: MLflow drops exact repeats of (name, time, step, value).
+    """
+
+    name = "MLflow"
+
+    def __init__(self, binding: RunBinding, tags: Mapping[str, str], on_run: Callable[[str], None]) -> None:
+        self._binding = binding
+        self._tags = dict(tags)
+        self._on_run = on_run
+        self._run_id: str | None = None
+        self._tagged = False
+
+    def write(self, snapshot: Snapshot) -> None:
+        """Write the snapshot, and with the first one the tags."""
+        from mlflow import MlflowClient
+        from mlflow.entities import Metric, RunTag
+
+        _ours.writing = True
+        run_id = self._run_id or self._bind()
+        MlflowClient(self._binding.tracking_uri).log_batch(
+            run_id,
+            metrics=[
+                Metric(name, float(value), snapshot.timestamp_ms, snapshot.position)
+                for name, value in snapshot.metrics.items()
+            ],
+            tags=[] if self._tagged else [RunTag(key, value) for key, value in self._tags.items()],
+        )
+        self._tagged = True
+
+    def close(self, status: str) -> None:
+        """End the run if this sink started it; a run of the user's is the user's to end."""
+        import mlflow
+
+        if self._run_id is not None and self._binding.run_id is None:
+            mlflow.end_run(status)
+
+    def _bind(self) -> str:
+        if self._binding.run_id is not None:
+            self._run_id = self._binding.run_id
+        else:
+            import mlflow
+
+            # On this thread only: MLflow's stack of active runs is a thread's own, so the script's
+            # later start_run() does not find one in its way. start_run() gives the run its name,
+            # user and git commit, and obeys MLFLOW_RUN_ID and MLFLOW_EXPERIMENT_NAME.
+            self._run_id = mlflow.start_run().info.run_id
+        self._on_run(self._run_id)
+        return self._run_id

@@ -1,0 +1,413 @@
+"""The tracker: joins counts, clock, ranks and devices of one process into the record of its runs."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
+
+from mlflow_tokens import __version__
+from mlflow_tokens.cadence import Cadence
+from mlflow_tokens.clock import Phase, PhaseClock, process_started
+from mlflow_tokens.counting import BatchCounts, Scalar, count_batch, find_fields
+from mlflow_tokens.hardware.devices import device_type
+from mlflow_tokens.meter import Meter, Reading
+from mlflow_tokens.metrics import METRICS_SCHEMA
+from mlflow_tokens.notices import say_once, set_up
+from mlflow_tokens.options import Options, check_options, price_advice
+from mlflow_tokens.pricing import Price
+from mlflow_tokens.ranks import Question, RankClient, RankServer, job_from_environment
+from mlflow_tokens.recorder import EXIT_TIMEOUT, Moment, Recorder
+from mlflow_tokens.records import SCHEMA, PriceSet, RunBound, SegmentStart
+from mlflow_tokens.sinks.base import Writer
+from mlflow_tokens.sinks.mlflow import MlflowSink, RunBinding, active_binding
+from mlflow_tokens.sinks.visualdl import VisualDLSink, require_visualdl
+
+#: Seconds from the start of the process within which ranks that never reported are still waited for.
+_ABSENT_GRACE = 60.0
+
+_current: Tracker | None = None
+
+
+def current() -> Tracker | None:
+    """The tracker of this process: the newest one that is not closed, or None."""
+    return _current
+
+
+class Tracker:
+    """Counts tokens, time and cost of a training loop and logs them to MLflow and VisualDL.
+
+    With no patching and no framework::
+
+        with mlflow_tokens.Tracker(price="2.0 USD/device-hour") as tracker:
+            for batch in loader:
+                tracker.count(batch)            # or tracker.count(computed=4096, valid=3977)
+                ...                             # forward, backward, optimizer step
+                tracker.step()
+
+    Snapshots go to the MLflow run that is active at the first of them; if there is none, a run is
+    started, and ended with the tracker. In a distributed job every rank makes a tracker, and only
+    global rank 0 logs.
+
+    Args:
+        price: such as "2.0 USD/device-hour", "15 CNY/device-hour", "98.32 USD/instance-hour x8", or a
+            `Price`. Without one, tokens and throughput are logged and cost is not.
+        log_every_steps: optimizer steps between snapshots. The interval doubles after every 200
+            snapshots, and gives way to the steps at which the script logs metrics of its own.
+        pad_token_id: the id of padding, used where a batch has no attention mask.
+        pad: "none" states that the data is packed, without padding.
+        ignore_index: label that is not trained on, for labels that go into the model.
+        visualdl: a VisualDL log directory to write to as well.
+        journal_dir: where the journal is kept; default $MLFLOW_TOKENS_JOURNAL_DIR or ./.mlflow_tokens.
+        silent: print nothing.
+
+    Raises:
+        ValueError: an option cannot be used; the message says what can.
+        ImportError: `visualdl` is given and VisualDL is not installed.
+    """
+
+    def __init__(
+        self,
+        *,
+        price: str | Price | None = None,
+        log_every_steps: int = 10,
+        pad_token_id: int | None = None,
+        pad: str | None = None,
+        ignore_index: int = -100,
+        visualdl: str | os.PathLike[str] | None = None,
+        journal_dir: str | os.PathLike[str] | None = None,
+        silent: bool = False,
+    ) -> None:
+        global _current
+        self.options: Options = check_options(
+            price=price,
+            log_every_steps=log_every_steps,
+            pad_token_id=pad_token_id,
+            pad=pad,
+            ignore_index=ignore_index,
+            visualdl=visualdl,
+            journal_dir=journal_dir,
+            silent=silent,
+            environ=os.environ,
+        )
+        if visualdl is not None:
+            require_visualdl()
+        self._job = job_from_environment(os.environ)
+        set_up(silent or self._job.rank != 0)
+        if self.options.price is None:
+            say_once("price", price_advice(), level=20)
+        started = process_started()
+        self.meter = Meter(self._job.rank, PhaseClock(started))
+        self._absent_until = started + _ABSENT_GRACE
+        self._pid = os.getpid()
+        self._lock = threading.RLock()
+        self._closed = False
+        self._failure: str | None = None
+        self._recorder: Recorder | None = None
+        self._binding: RunBinding | None = None
+        self._run_id: str | None = None
+        self._segment = ""
+        self._baseline: Mapping[int, Reading] = {}
+        self._cadence = Cadence(log_every_steps)
+        self._server: RankServer | None = None
+        self._client: RankClient | None = None
+        self._join_ranks()
+        atexit.register(self._at_exit)
+        _current = self
+
+    # ---- what a loop calls ------------------------------------------------------------------------
+
+    def count(
+        self,
+        batch: Any = None,
+        *,
+        computed: int | None = None,
+        valid: int | None = None,
+        trained: int | None = None,
+    ) -> None:
+        """Count one micro-batch of the training data, before it is trained on.
+
+        Args:
+            batch: what the loader gave: a mapping with input_ids (and attention_mask, labels), an array
+                of ids, or a sequence of those. Arrays are Paddle's or NumPy's.
+            computed, valid, trained: token counts, instead of a batch; leave out what is unknown.
+        """
+        try:
+            if batch is None:
+                self.count_tokens(BatchCounts(computed, valid, trained, reason="the counts given leave it out"))
+            else:
+                self.count_tokens(count_batch(find_fields(batch), self.options.pad_policy))
+        except Exception as error:
+            self.counting_failed(error)
+
+    def step(self) -> None:
+        """Say that an optimizer step has ended: what was counted since the last one belongs to it."""
+        try:
+            self.step_ended()
+        except Exception as error:
+            self.counting_failed(error)
+
+    @contextmanager
+    def phase(self, name: Phase) -> Iterator[None]:
+        """Charge the time of the block to a phase: `with tracker.phase("eval"): evaluate()`."""
+        clock = self.meter.clock
+        before = clock.phase
+        clock.switch(name)
+        try:
+            yield
+        finally:
+            clock.switch(before)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint carries: the run, the segment and the step, no totals (see the journal)."""
+        return {"schema": SCHEMA, "run": self._run_id, "segment": self._segment, "step": self._steps()}
+
+    def close(self, status: str = "FINISHED") -> None:
+        """Take the last snapshot, write it and stop. Waits a few seconds at most; never raises."""
+        global _current
+        with self._lock:
+            # A forked child has a copy of the tracker, but the run is its parent's.
+            if self._closed or os.getpid() != self._pid:
+                return
+            self._closed = True
+        try:
+            self._end_run(status)
+        except Exception as error:
+            say_once("close", "The last snapshot could not be taken: %s: %s", type(error).__name__, error)
+        self._leave_ranks()
+        atexit.unregister(self._at_exit)
+        if _current is self:
+            _current = None
+
+    def __enter__(self) -> Tracker:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close(status_of(kind))
+
+    # ---- what hooks call --------------------------------------------------------------------------
+
+    def count_tokens(self, counts: BatchCounts) -> None:
+        """Add a counted micro-batch, and say once why something about it is unknown."""
+        if self._closed:
+            return
+        if counts.valid is None and counts.reason is not None:
+            what = "Tokens are" if counts.computed is None else "Valid tokens are"
+            say_once("unknown", "%s unknown: %s.", what, counts.reason)
+        self.meter.count(counts)
+
+    def trains(self) -> None:
+        """A micro-batch goes into a model that may be the trained one: startup or evaluation is over."""
+        if self.meter.clock.phase != "train":
+            self.meter.clock.switch("train")
+
+    def evaluates(self) -> None:
+        """The model is called without training it.
+
+        Between two steps, the time since the last one has been evaluation from its beginning.
+        """
+        clock = self.meter.clock
+        if clock.phase == "train" and not self.meter.in_step:
+            clock.reclassify("eval")
+        elif clock.phase != "eval":
+            clock.switch("eval")
+
+    def count_labels(self, trained: Scalar) -> None:
+        """Add the trained tokens of the newest micro-batch, seen on their way into the loss."""
+        self.meter.count_labels(trained)
+
+    def step_ended(self) -> None:
+        """End a step and ask for a snapshot if one is due."""
+        if self._closed:
+            return
+        self.meter.step()
+        if self._job.rank == 0:
+            self._snapshot(self._cadence.after_step(self._steps(), self._micro_batches()))
+
+    def script_logged(self, run_id: str | None, script_step: int) -> None:
+        """The script has logged a metric of its own: log ours at the same step."""
+        if self._closed or self._job.rank != 0 or (self._run_id is not None and run_id not in (None, self._run_id)):
+            return
+        self._snapshot(self._cadence.after_script_log(script_step, self._steps(), self._micro_batches()))
+
+    def run_ending(self, run_id: str, status: str) -> None:
+        """The script is about to end a run: if it is ours, write the last snapshot first."""
+        if self._closed or self._job.rank != 0 or not self._steps():
+            return
+        if self._run_id == run_id or (self._recorder is None and active_binding().run_id in (None, run_id)):
+            if self._recorder is None:
+                self._begin_run(RunBinding(run_id, active_binding().tracking_uri))
+            self._end_run(status)
+
+    def failed(self, kind: type[BaseException]) -> None:
+        """An exception is about to end the process."""
+        self._failure = status_of(kind)
+
+    def counting_failed(self, error: BaseException) -> None:
+        """Counting went wrong: the totals are unknown from here on, and training goes on."""
+        say_once("counting", "Counting failed, token totals are unknown from here on: %r", error)
+        self.meter.count(BatchCounts(None, None, None))
+
+    # ---- runs -------------------------------------------------------------------------------------
+
+    def _steps(self) -> int:
+        first = self._baseline.get(0)
+        return self.meter.current_step - (first.step if first else 0)
+
+    def _micro_batches(self) -> int:
+        first = self._baseline.get(0)
+        return self.meter.micro_batches - (first.micro_batches if first else 0)
+
+    def _snapshot(self, position: int | None) -> None:
+        if position is None:
+            return
+        recorder = self._recorder or self._begin_run(active_binding())
+        question = Question(self.meter.current_step)
+        recorder.put(Moment("step", question, position, time.time(), time.monotonic()))
+
+    def _begin_run(self, binding: RunBinding) -> Recorder:
+        segment = self._describe_segment()
+        self._binding, self._run_id, self._segment = binding, binding.run_id, segment.segment
+        price = self.options.price
+        recorder = Recorder(
+            segment,
+            PriceSet(segment.t_wall, price) if price else None,
+            self.options.journal_dir / f"{binding.run_id or segment.segment}.jsonl",
+            self._collect,
+            self._baseline,
+            lambda: self._cadence.position(self._steps(), self._micro_batches()),
+        )
+        tags = self._tags(segment)
+
+        def run_known(run_id: str) -> None:
+            if self._recorder is recorder:
+                self._run_id = run_id
+            recorder.run_known(RunBound(run_id, binding.tracking_uri))
+
+        writers = [Writer(MlflowSink(binding, tags, run_known))]
+        if self.options.visualdl is not None:
+            writers.append(Writer(VisualDLSink(self.options.visualdl, tags)))
+        self._recorder = recorder
+        recorder.start(writers)
+        return recorder
+
+    def _end_run(self, status: str) -> None:
+        with self._lock:
+            recorder = self._recorder
+            if recorder is None:
+                if self._job.rank != 0 or not self._steps():
+                    return
+                recorder = self._begin_run(active_binding())
+            self._recorder = None
+        position = self._cadence.position(self._steps(), self._micro_batches())
+        question = Question(self.meter.current_step, live=True, last=self._closed)
+        moment = Moment("final", question, position, time.time(), time.monotonic(), status)
+        self._baseline = recorder.end(moment)
+        self._run_id = self._binding = None
+        self._cadence = Cadence(self.options.log_every_steps)
+
+    def _describe_segment(self) -> SegmentStart:
+        segment = uuid.uuid4().hex
+        policy = self.options.pad_policy
+        return SegmentStart(
+            segment=segment,
+            allocation=segment,
+            t_wall=time.time(),
+            world_size=self._job.world_size,
+            device_type=device_type(),
+            devices_by_node=self._job.devices_by_node,
+            token_definition=f"valid = computed - padding; trained = labels != {policy.ignore_index}",
+            valid_source=str(policy),
+            topology=f"data parallel {self._job.world_size}",
+            version=__version__,
+        )
+
+    def _tags(self, segment: SegmentStart) -> dict[str, str]:
+        price = self.options.price
+        tags = {
+            "schema": METRICS_SCHEMA,
+            "version": segment.version,
+            "token_definition": segment.token_definition,
+            "valid_source": segment.valid_source,
+            "topology": segment.topology,
+            "device_type": segment.device_type,
+            "devices": str(sum(segment.devices_by_node)),
+        }
+        if price is not None:
+            tags |= {"currency": price.currency, "price": str(price), "price_source": price.source}
+            tags |= {"price_date": price.date.isoformat()} if price.date else {}
+            tags |= {"price_kind": price.kind} if price.kind else {}
+        return {f"mlflow_tokens.{key}": value for key, value in tags.items()}
+
+    # ---- ranks ------------------------------------------------------------------------------------
+
+    def _join_ranks(self) -> None:
+        if self._job.world_size == 1:
+            return
+        if self._job.address is None:
+            say_once("ranks", "The ranks of this job cannot find each other: only rank 0 is counted.")
+        elif self._job.rank:
+            self._client = RankClient(
+                self._job, self._job.address, lambda step, live: self.meter.reading(step, live=live)
+            )
+        else:
+            try:
+                self._server = RankServer(self._job, self._job.address)
+            except OSError as error:
+                say_once("ranks", "Rank 0 cannot listen on %s:%d (%s): only rank 0 is counted.", *self._job.address, error)
+
+    def _collect(self, question: Question, timeout: float) -> dict[int, Reading]:
+        own = self.meter.reading(question.step, live=question.live)
+        assert own is not None, "a snapshot is asked for after its step"
+        if self._server is None:
+            return {0: own}
+        wait_for_absent = time.monotonic() < self._absent_until
+        readings = {0: own, **self._server.collect(question, timeout, wait_for_absent)}
+        if len(readings) < self._job.world_size and not wait_for_absent:
+            say_once(
+                "absent",
+                "Only %d of %d ranks report: the totals cover these alone. Is autolog() called on every rank?",
+                len(readings),
+                self._job.world_size,
+            )
+        return readings
+
+    def _leave_ranks(self) -> None:
+        if self._client is not None:
+            last = self.meter.reading(final=True)
+            if last is not None:
+                self._client.close(last, EXIT_TIMEOUT)
+        if self._server is not None:
+            self._server.close()
+
+    def _at_exit(self) -> None:
+        self.close(self._failure or "FINISHED")
+
+
+def status_of(kind: type[BaseException] | None) -> str:
+    """MLflow's run status for a block or a process that ends with this exception."""
+    if kind is None or (issubclass(kind, SystemExit)):
+        return "FINISHED"
+    return "KILLED" if issubclass(kind, KeyboardInterrupt) else "FAILED"
+
+
+def watch_for_failure() -> None:
+    """Note an exception that ends the process, so that the run ends as FAILED or KILLED."""
+    previous = sys.excepthook
+
+    def excepthook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        tracker = current()
+        if tracker is not None:
+            tracker.failed(kind)
+        previous(kind, error, traceback)
+
+    sys.excepthook = excepthook

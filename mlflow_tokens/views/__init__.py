@@ -1,0 +1,1 @@
+"""The page and its JSON API, mounted on the Flask app of whichever server shows them."""
