@@ -30,7 +30,7 @@ TEST = [
 setup(
     name="mlflow-tokens",
     version=VERSION,
-    description="What did each cent of this run buy? Tokens, tokens/s and cost of PaddlePaddle training in MLflow.",
+    description="What did each cent of this run buy? Tokens, tokens/s and cost of PaddlePaddle training",
     long_description=(ROOT / "README.md").read_text("utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",

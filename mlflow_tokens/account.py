@@ -73,7 +73,9 @@ def fold(account: Account, record: Record) -> Account:
     if isinstance(record, PriceSet):
         currency = record.price.currency
         mixed = account.mixed_currencies or account.currency not in (None, currency)
-        return replace(account, price=record.price, currency=account.currency or currency, mixed_currencies=mixed)
+        return replace(
+            account, price=record.price, currency=account.currency or currency, mixed_currencies=mixed
+        )
     if isinstance(record, Quantities):
         return _add_quantities(account, record)
     return account
@@ -96,9 +98,9 @@ def _add_quantities(account: Account, record: Quantities) -> Account:
         if account.price is None:
             unpriced += newly_held
             continue
-        cell = (key[1], "surviving")
+        cell: tuple[str, Fate] = (key[1], "surviving")
         rate = account.price.per_device_second(segment.devices_by_node)
-        cells[cell] = cells.get(cell, Decimal(0)) + rate * Decimal(str(newly_held))  # type: ignore[index]
+        cells[cell] = cells.get(cell, Decimal(0)) + rate * Decimal(str(newly_held))
     return replace(
         account,
         step=record.step,

@@ -33,7 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="mlflow-tokens", description="What did each cent of a training run buy? Reads what mlflow_tokens has logged."
+        prog="mlflow-tokens",
+        description="What did each cent of a training run buy? Reads what mlflow_tokens has logged.",
     )
     parser.add_argument("--version", action="version", version=f"mlflow-tokens {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -46,9 +47,14 @@ def _parser() -> argparse.ArgumentParser:
         "--tracking-uri", metavar="URI", help="MLflow store, such as http://host:5000 or sqlite:///mlflow.db "
         "(default: $MLFLOW_TRACKING_URI, else MLflow's own)"
     )  # fmt: skip
-    compare.add_argument("--experiment", nargs="+", metavar="NAME", help="experiments to compare (default: all)")
     compare.add_argument(
-        "--by", choices=DENOMINATORS, default="effective", help="what the cost is divided by (default: effective)"
+        "--experiment", nargs="+", metavar="NAME", help="experiments to compare (default: all)"
+    )
+    compare.add_argument(
+        "--by",
+        choices=DENOMINATORS,
+        default="effective",
+        help="what the cost is divided by (default: effective)",
     )
     form = compare.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print JSON instead of a table")
@@ -62,12 +68,19 @@ def _compare(options: argparse.Namespace) -> int:
 
     lines = rank(MlflowReader(options.tracking_uri).runs(options.experiment), options.by)
     if options.json:
-        json.dump({"by": options.by, "runs": [asdict(line) for line in lines]}, sys.stdout, ensure_ascii=False, indent=2)
+        json.dump(
+            {"by": options.by, "runs": [asdict(line) for line in lines]},
+            sys.stdout,
+            ensure_ascii=False,
+            indent=2,
+        )
         print()
     elif options.csv:
         _print_csv(lines)
     elif not lines:
-        print("No run here was logged by mlflow_tokens yet. Add mlflow_tokens.autolog() to a training script.")
+        print(
+            "No run here was logged by mlflow_tokens yet. Add mlflow_tokens.autolog() to a training script."
+        )
     else:
         from rich.console import Console
 

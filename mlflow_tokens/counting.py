@@ -18,10 +18,11 @@ _IDS = ("input_ids", "decoder_input_ids")
 _IDS_ALIASES = ("src_ids", "token_ids", "tokens", "ids", "src", "x", "input", "inputs")
 _MASKS = ("attention_mask", "padding_mask")
 _LABELS = ("labels", "label", "target_ids", "targets", "lm_labels")
-_NEVER_IDS = frozenset(
-    (*_MASKS, *_LABELS, "position_ids", "token_type_ids", "segment_ids", "seq_lens", "lengths", "cu_seqlens")
-    + ("attn_mask_startend_row_indices", "attn_mask", "loss_mask", "decoder_attention_mask", "task_type_ids")
+_NOT_IDS = (
+    "position_ids token_type_ids segment_ids task_type_ids seq_lens lengths cu_seqlens loss_mask attn_mask "
+    "decoder_attention_mask attn_mask_startend_row_indices"
 )
+_NEVER_IDS = frozenset((*_MASKS, *_LABELS, *_NOT_IDS.split()))
 _INTEGERS = ("int64", "int32", "int16")
 
 
@@ -77,7 +78,9 @@ def count_batch(fields: Fields, policy: PadPolicy) -> BatchCounts:
         return BatchCounts(None, None, None, reason="no token ids were recognised in the batch")
     sizes = [size(ids) for ids in fields.ids]
     label_sizes = frozenset(
-        candidate for ids, total in zip(fields.ids, sizes, strict=True) for candidate in _label_sizes(ids, total)
+        candidate
+        for ids, total in zip(fields.ids, sizes, strict=True)
+        for candidate in _label_sizes(ids, total)
     )
     trained: Scalar | None = None
     if fields.labels is not None:
@@ -95,7 +98,7 @@ def count_batch(fields: Fields, policy: PadPolicy) -> BatchCounts:
 
 
 def count_labels(labels: Any, ignore_index: int, label_sizes: Iterable[int]) -> Scalar | None:
-    """Labels that are trained on, or None when these are not one label a token (a class a row, soft labels)."""
+    """Labels that are trained on; None when there is not one label a token (a class a row, soft labels)."""
     if not _is_integer(labels) or size(labels) not in label_sizes:
         return None
     return (labels != ignore_index).sum() if size(labels) else 0
@@ -181,9 +184,7 @@ def _valid(ids: Any, total: int, mask: Any, policy: PadPolicy) -> Known:
         return _valid_by_mask(ids, mask)
     if policy.pad_token_id is not None:
         return (ids != policy.pad_token_id).sum(), None
-    return None, (
-        'there is no attention mask; state pad_token_id=… (or pad="none" for packed data) to count valid tokens'
-    )
+    return None, ('there is no attention mask; state pad_token_id=…, or pad="none" for packed data')
 
 
 def _valid_by_mask(ids: Any, mask: Any) -> Known:
@@ -201,4 +202,3 @@ def _valid_by_mask(ids: Any, mask: Any) -> Known:
     # padding. Which one is decided on the device, since reading it back would wait for the device.
     multiplied, added = (mask > 0).sum(), (mask == 0).sum()
     return multiplied + added * (multiplied == 0), None
-

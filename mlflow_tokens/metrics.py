@@ -25,7 +25,12 @@ class MetricSpec:
 
 
 METRICS: tuple[MetricSpec, ...] = (
-    MetricSpec("tokens/computed", "tokens", "positions fed to the model, padding included", "送入模型的位置数，含填充"),
+    MetricSpec(
+        "tokens/computed",
+        "tokens",
+        "positions fed to the model, padding included",
+        "送入模型的位置数，含填充",
+    ),
     MetricSpec("tokens/valid", "tokens", "computed minus padding", "computed 减去填充"),
     MetricSpec(
         "tokens/trained",
@@ -95,24 +100,54 @@ METRICS: tuple[MetricSpec, ...] = (
         "自上一快照起：1e6 × 成本 / 有效词元",
     ),
     MetricSpec("device/hours", "device-hours", "hours x devices held", "占用设备数 × 小时"),
-    MetricSpec("throughput/mfu", "fraction", "model FLOP/s / peak FLOP/s", "模型 FLOP/s / 峰值 FLOP/s", "reserved"),
-    MetricSpec("energy/kwh", "kWh", "energy of the devices, not of the site", "设备（非机房）用电量", "reserved"),
     MetricSpec(
-        "energy/joules_per_token", "J/token", "device energy / effective tokens", "设备能耗 / 有效词元", "reserved"
+        "throughput/mfu", "fraction", "model FLOP/s / peak FLOP/s", "模型 FLOP/s / 峰值 FLOP/s", "reserved"
     ),
-    MetricSpec("progress/goal_fraction", "fraction", "effective tokens / goal", "有效词元 / 目标", "reserved"),
-    MetricSpec("cost/phase/<phase>", "currency", "cost of the time spent in a phase", "某阶段时间的成本", "reserved"),
     MetricSpec(
-        "cost/waste/<kind>", "currency", "padding, rolled_back, straggler", "填充、回滚、慢节点的成本", "reserved"
+        "energy/kwh", "kWh", "energy of the devices, not of the site", "设备（非机房）用电量", "reserved"
+    ),
+    MetricSpec(
+        "energy/joules_per_token",
+        "J/token",
+        "device energy / effective tokens",
+        "设备能耗 / 有效词元",
+        "reserved",
+    ),
+    MetricSpec(
+        "progress/goal_fraction", "fraction", "effective tokens / goal", "有效词元 / 目标", "reserved"
+    ),
+    MetricSpec(
+        "cost/phase/<phase>", "currency", "cost of the time spent in a phase", "某阶段时间的成本", "reserved"
+    ),
+    MetricSpec(
+        "cost/waste/<kind>",
+        "currency",
+        "padding, rolled_back, straggler",
+        "填充、回滚、慢节点的成本",
+        "reserved",
     ),
     MetricSpec("tokens/valid_ratio", "fraction", "valid / computed", "valid / computed", "reserved"),
     MetricSpec("tokens/sequence_length_mean", "tokens", "valid tokens a row", "每行有效词元均值", "reserved"),
-    MetricSpec("tokens/sequence_length_p95", "tokens", "95th percentile of the same", "同上，95 分位", "reserved"),
-    MetricSpec("tokens/rank_skew", "ratio", "max / mean of valid tokens over data ranks", "各数据并行 rank 有效词元的最大值 / 均值", "reserved"),
-    MetricSpec("tokens/source/<name>", "tokens", "valid tokens of a data source", "某数据来源的有效词元", "reserved"),
-    MetricSpec("device/memory_peak_gib", "GiB", "largest memory in use on a device", "单设备显存峰值", "reserved"),
-    MetricSpec("device/utilization_mean", "fraction", "mean utilisation of the devices", "设备平均利用率", "reserved"),
-)  # fmt: skip
+    MetricSpec(
+        "tokens/sequence_length_p95", "tokens", "95th percentile of the same", "同上，95 分位", "reserved"
+    ),
+    MetricSpec(
+        "tokens/rank_skew",
+        "ratio",
+        "max / mean of valid tokens over data ranks",
+        "各 rank 有效词元的最大值 / 均值",
+        "reserved",
+    ),
+    MetricSpec(
+        "tokens/source/<name>", "tokens", "valid tokens of a data source", "某数据来源的有效词元", "reserved"
+    ),
+    MetricSpec(
+        "device/memory_peak_gib", "GiB", "largest memory in use on a device", "单设备显存峰值", "reserved"
+    ),
+    MetricSpec(
+        "device/utilization_mean", "fraction", "mean utilisation of the devices", "设备平均利用率", "reserved"
+    ),
+)
 
 #: What a heartbeat logs: the numbers that grow while nothing is trained.
 HEARTBEAT_METRICS = ("cost/total", "device/hours", "throughput/tokens_per_second_wall")
@@ -132,7 +167,7 @@ class Snapshot:
 
 
 def derive(now: Account, window_start: Account, kind: SnapshotKind) -> Snapshot:
-    """The snapshot of an account; rates of the window run from `window_start`, the last snapshot at a step."""
+    """The snapshot of an account; rates are of the window since `window_start`, the last step snapshot."""
     values = {**_totals(now), **_rates(now, window_start)}
     names = HEARTBEAT_METRICS if kind == "heartbeat" else [spec.name for spec in METRICS]
     counts = {f"tokens/{name}": value for name, value in _counts(now).items() if value is not None}

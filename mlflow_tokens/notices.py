@@ -32,7 +32,9 @@ def set_up(silent: bool) -> None:
     """Show our notices on stderr, or none of them."""
     if not logger.handlers:
         handler = _StderrHandler()
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s", "%Y/%m/%d %H:%M:%S"))
+        handler.setFormatter(
+            logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s", "%Y/%m/%d %H:%M:%S")
+        )
         logger.addHandler(handler)
         logger.propagate = False
     logger.setLevel(logging.CRITICAL + 1 if silent else logging.INFO)

@@ -42,11 +42,15 @@ def check_options(
         ValueError: an option cannot be used; the message says what can.
     """
     if not _is_int(log_every_steps) or log_every_steps < 1:
-        raise ValueError(f"log_every_steps={log_every_steps!r} must be a whole number of optimizer steps, 1 or more")
+        raise ValueError(
+            f"log_every_steps={log_every_steps!r} must be a whole number of optimizer steps, 1 or more"
+        )
     if pad not in (None, "none"):
         raise ValueError(f'pad={pad!r} must be "none" (packed data without padding) or left out')
     if pad_token_id is not None and not _is_int(pad_token_id):
-        raise ValueError(f"pad_token_id={pad_token_id!r} must be the token id, a whole number, or None if unknown")
+        raise ValueError(
+            f"pad_token_id={pad_token_id!r} must be the token id, a whole number, or None if unknown"
+        )
     if pad == "none" and pad_token_id is not None:
         raise ValueError('pad="none" says that there is no padding; then leave pad_token_id out')
     if not _is_int(ignore_index):

@@ -52,7 +52,9 @@ def job_from_environment(environ: Mapping[str, str]) -> Job:
     is taken, which lies on the same machine.
     """
     rank = int(environ.get("PADDLE_TRAINER_ID", "0"))
-    endpoints = [item.strip() for item in environ.get("PADDLE_TRAINER_ENDPOINTS", "").split(",") if item.strip()]
+    endpoints = [
+        item.strip() for item in environ.get("PADDLE_TRAINER_ENDPOINTS", "").split(",") if item.strip()
+    ]
     world_size = int(environ.get("PADDLE_TRAINERS_NUM", len(endpoints) or 1))
     address = None
     if world_size > 1 and len(endpoints) >= 2:

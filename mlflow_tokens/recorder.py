@@ -17,7 +17,15 @@ from mlflow_tokens.meter import Reading
 from mlflow_tokens.metrics import Snapshot, derive
 from mlflow_tokens.notices import logger, say_once
 from mlflow_tokens.ranks import Question
-from mlflow_tokens.records import PriceSet, Quantities, Record, RunBound, SegmentEnd, SegmentStart, SnapshotKind
+from mlflow_tokens.records import (
+    PriceSet,
+    Quantities,
+    Record,
+    RunBound,
+    SegmentEnd,
+    SegmentStart,
+    SnapshotKind,
+)
 from mlflow_tokens.sinks.base import Writer
 
 #: Seconds that a snapshot waits for the other ranks' readings of its step.
@@ -55,6 +63,7 @@ class Recorder:
 
     def __init__(
         self,
+        *,
         segment: SegmentStart,
         price: PriceSet | None,
         journal_path: Path,
@@ -165,7 +174,12 @@ class Recorder:
         try:
             self._journal = Journal(self._journal_path)
         except OSError as error:
-            say_once("journal", "No journal can be kept in %s (%s); what a sink misses is lost.", self._journal_path.parent, error)
+            say_once(
+                "journal",
+                "No journal can be kept in %s (%s); what a sink misses is lost.",
+                self._journal_path.parent,
+                error,
+            )
 
     def _record(self, record: Record) -> None:
         self._append(record)
@@ -196,7 +210,9 @@ def quantities(
     own, first = readings[0], baseline.get(0)
     tokens: dict[str, int] = {}
     for kind in ("computed", "valid", "trained"):
-        parts = [_since(getattr(reading, kind), baseline.get(rank), kind) for rank, reading in readings.items()]
+        parts = [
+            _since(getattr(reading, kind), baseline.get(rank), kind) for rank, reading in readings.items()
+        ]
         known = [part for part in parts if part is not None]
         if len(known) == len(parts):
             tokens[kind] = sum(known)

@@ -125,7 +125,9 @@ def decode(payload: Mapping[str, Any]) -> Record:
     values = dict(payload)
     schema, name = values.pop("schema", None), values.pop("record", None)
     if schema != SCHEMA:
-        raise ValueError(f"journal schema {schema!r} is not {SCHEMA}: written by another version of mlflow_tokens")
+        raise ValueError(
+            f"journal schema {schema!r} is not {SCHEMA}: written by another version of mlflow_tokens"
+        )
     cls = _TYPES.get(str(name))
     if cls is None:
         raise ValueError(f"unknown journal record {name!r}")

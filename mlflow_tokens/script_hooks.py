@@ -36,7 +36,9 @@ class ScriptHooks:
         """Put everything back."""
         self._patches.revert()
 
-    def _log_metric(self, original: Any, client: Any, run_id: str, key: str, *args: Any, **kwargs: Any) -> Any:
+    def _log_metric(
+        self, original: Any, client: Any, run_id: str, key: str, *args: Any, **kwargs: Any
+    ) -> Any:
         result = original(client, run_id, key, *args, **kwargs)
         # log_metric(run_id, key, value, timestamp, step, …)
         step = kwargs.get("step", args[2] if len(args) > 2 else None)

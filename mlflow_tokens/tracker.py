@@ -7,25 +7,22 @@ import os
 import sys
 import threading
 import time
-import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
-from mlflow_tokens import __version__
 from mlflow_tokens.cadence import Cadence
 from mlflow_tokens.clock import Phase, PhaseClock, process_started
 from mlflow_tokens.counting import BatchCounts, Scalar, count_batch, find_fields
-from mlflow_tokens.hardware.devices import device_type
+from mlflow_tokens.describe import describe_segment, tags_of
 from mlflow_tokens.meter import Meter, Reading
-from mlflow_tokens.metrics import METRICS_SCHEMA
 from mlflow_tokens.notices import say_once, set_up
 from mlflow_tokens.options import Options, check_options, price_advice
 from mlflow_tokens.pricing import Price
 from mlflow_tokens.ranks import Question, RankClient, RankServer, job_from_environment
 from mlflow_tokens.recorder import EXIT_TIMEOUT, Moment, Recorder
-from mlflow_tokens.records import SCHEMA, PriceSet, RunBound, SegmentStart
+from mlflow_tokens.records import SCHEMA, PriceSet, RunBound
 from mlflow_tokens.sinks.base import Writer
 from mlflow_tokens.sinks.mlflow import MlflowSink, RunBinding, active_binding
 from mlflow_tokens.sinks.visualdl import VisualDLSink, require_visualdl
@@ -141,7 +138,9 @@ class Tracker:
         """
         try:
             if batch is None:
-                self.count_tokens(BatchCounts(computed, valid, trained, reason="the counts given leave it out"))
+                self.count_tokens(
+                    BatchCounts(computed, valid, trained, reason="the counts given leave it out")
+                )
             else:
                 self.count_tokens(count_batch(find_fields(batch), self.options.pad_policy))
         except Exception as error:
@@ -235,7 +234,11 @@ class Tracker:
 
     def script_logged(self, run_id: str | None, script_step: int) -> None:
         """The script has logged a metric of its own: log ours at the same step."""
-        if self._closed or self._job.rank != 0 or (self._run_id is not None and run_id not in (None, self._run_id)):
+        if (
+            self._closed
+            or self._job.rank != 0
+            or (self._run_id is not None and run_id not in (None, self._run_id))
+        ):
             return
         self._snapshot(self._cadence.after_script_log(script_step, self._steps(), self._micro_batches()))
 
@@ -275,18 +278,18 @@ class Tracker:
         recorder.put(Moment("step", question, position, time.time(), time.monotonic()))
 
     def _begin_run(self, binding: RunBinding) -> Recorder:
-        segment = self._describe_segment()
+        segment = describe_segment(self._job, self.options)
         self._binding, self._run_id, self._segment = binding, binding.run_id, segment.segment
         price = self.options.price
         recorder = Recorder(
-            segment,
-            PriceSet(segment.t_wall, price) if price else None,
-            self.options.journal_dir / f"{binding.run_id or segment.segment}.jsonl",
-            self._collect,
-            self._baseline,
-            lambda: self._cadence.position(self._steps(), self._micro_batches()),
+            segment=segment,
+            price=PriceSet(segment.t_wall, price) if price else None,
+            journal_path=self.options.journal_dir / f"{binding.run_id or segment.segment}.jsonl",
+            collect=self._collect,
+            baseline=self._baseline,
+            position=lambda: self._cadence.position(self._steps(), self._micro_batches()),
         )
-        tags = self._tags(segment)
+        tags = tags_of(segment, self.options.price)
 
         def run_known(run_id: str) -> None:
             if self._recorder is recorder:
@@ -315,39 +318,6 @@ class Tracker:
         self._run_id = self._binding = None
         self._cadence = Cadence(self.options.log_every_steps)
 
-    def _describe_segment(self) -> SegmentStart:
-        segment = uuid.uuid4().hex
-        policy = self.options.pad_policy
-        return SegmentStart(
-            segment=segment,
-            allocation=segment,
-            t_wall=time.time(),
-            world_size=self._job.world_size,
-            device_type=device_type(),
-            devices_by_node=self._job.devices_by_node,
-            token_definition=f"valid = computed - padding; trained = labels != {policy.ignore_index}",
-            valid_source=str(policy),
-            topology=f"data parallel {self._job.world_size}",
-            version=__version__,
-        )
-
-    def _tags(self, segment: SegmentStart) -> dict[str, str]:
-        price = self.options.price
-        tags = {
-            "schema": METRICS_SCHEMA,
-            "version": segment.version,
-            "token_definition": segment.token_definition,
-            "valid_source": segment.valid_source,
-            "topology": segment.topology,
-            "device_type": segment.device_type,
-            "devices": str(sum(segment.devices_by_node)),
-        }
-        if price is not None:
-            tags |= {"currency": price.currency, "price": str(price), "price_source": price.source}
-            tags |= {"price_date": price.date.isoformat()} if price.date else {}
-            tags |= {"price_kind": price.kind} if price.kind else {}
-        return {f"mlflow_tokens.{key}": value for key, value in tags.items()}
-
     # ---- ranks ------------------------------------------------------------------------------------
 
     def _join_ranks(self) -> None:
@@ -363,7 +333,12 @@ class Tracker:
             try:
                 self._server = RankServer(self._job, self._job.address)
             except OSError as error:
-                say_once("ranks", "Rank 0 cannot listen on %s:%d (%s): only rank 0 is counted.", *self._job.address, error)
+                say_once(
+                    "ranks",
+                    "Rank 0 cannot listen on %s:%d (%s): only rank 0 is counted.",
+                    *self._job.address,
+                    error,
+                )
 
     def _collect(self, question: Question, timeout: float) -> dict[int, Reading]:
         own = self.meter.reading(question.step, live=question.live)
@@ -375,7 +350,7 @@ class Tracker:
         if len(readings) < self._job.world_size and not wait_for_absent:
             say_once(
                 "absent",
-                "Only %d of %d ranks report: the totals cover these alone. Is autolog() called on every rank?",
+                "Only %d of %d ranks report: the totals cover these alone. Call autolog() on every rank.",
                 len(readings),
                 self._job.world_size,
             )

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from mlflow_tokens.compare.mlflow_reader import MlflowReader
 from mlflow_tokens.compare.table import RankedRun, rank
 
+_INTEGERS = ("rank", "tokens_computed", "tokens_valid", "tokens_trained", "tokens_effective")
+
 if TYPE_CHECKING:
     import pandas
 
@@ -35,7 +37,9 @@ def compare(
 
     names = [experiments] if isinstance(experiments, str) else experiments
     lines = rank(MlflowReader(tracking_uri).runs(names), by)
-    frame = pandas.DataFrame([asdict(line) for line in lines], columns=[item.name for item in fields(RankedRun)])
+    frame = pandas.DataFrame(
+        [asdict(line) for line in lines], columns=[item.name for item in fields(RankedRun)]
+    )
     # Token counts are whole numbers even where some are missing: NumPy's own integers have no missing value.
-    integers = [name for name in frame.columns if name == "rank" or name.startswith("tokens_") and "per" not in name]
+    integers = [name for name in frame.columns if name in _INTEGERS]
     return frame.astype(dict.fromkeys(integers, "Int64"))

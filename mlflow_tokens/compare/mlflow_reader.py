@@ -22,6 +22,8 @@ _PAGE = 1000
 #: Seconds to wait for a server to accept a connection before saying that it does not.
 _CONNECT_SECONDS = 5.0
 _OURS = f"tags.`{TAG_SCHEMA}` LIKE '%'"
+#: A run id may be unknown, or one that no run can have.
+_NO_SUCH_RUN = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
 
 T = TypeVar("T")
 
@@ -71,16 +73,16 @@ class MlflowReader:
         """One curve a run that has the metric, thinned evenly to `max_points`, ends kept.
 
         Raises:
-            MissingError: no such run.
-            ReadError: the store cannot be reached, or the metric's name is not one MLflow takes.
+            MissingError: no such run, or no metric can have this name.
+            ReadError: the store cannot be reached.
         """
         curves = (self._curve(run_id, metric, max_points) for run_id in run_ids)
         return [curve for curve in curves if curve.steps]
 
     def _curve(self, run_id: str, metric: str, max_points: int) -> Curve:
-        history = self._ask(lambda: self._client.get_metric_history(run_id, metric))
+        history = self._ask(lambda: self._client.get_metric_history(run_id, metric), _NO_SUCH_RUN)
         if not history:  # a SQL store says the same of a run that does not exist
-            self._ask(lambda: self._client.get_run(run_id))
+            self._ask(lambda: self._client.get_run(run_id), _NO_SUCH_RUN)
         history = sorted(history, key=lambda point: (point.timestamp, point.step))
         kept = [history[place] for place in evenly(len(history), max_points)]
         return Curve(
@@ -111,14 +113,17 @@ class MlflowReader:
             if not token:
                 return
 
-    def _ask(self, call: Callable[[], T]) -> T:
-        """Call MLflow; what it raises comes out as a `ReadError` that says what to do."""
+    def _ask(self, call: Callable[[], T], missing: Sequence[str] = ()) -> T:
+        """Call MLflow; what it raises comes out as a `ReadError` that says what to do.
+
+        `missing` are MLflow's codes of errors which say that it has no such thing.
+        """
         from mlflow.exceptions import MlflowException
 
         try:
             return call()
         except MlflowException as error:
-            if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+            if error.error_code in missing:
                 raise MissingError(_first_line(error)) from error
             raise ReadError(
                 f"{without_password(self._uri)} could not be read: {_first_line(error)}. "

@@ -22,7 +22,9 @@ def print_ranking(lines: Sequence[RankedRun], by: str, console: Console) -> None
         console.print(_table(members, by, group if len(groups) > 1 else None, console.width >= _WIDE))
     missing = sum(line.rank is None for line in lines)
     if missing:
-        console.print(f"{missing} of {len(lines)} runs have no rank: their cost or their {by} tokens are unknown.")
+        console.print(
+            f"{missing} of {len(lines)} runs have no rank: their cost or their {by} tokens are unknown."
+        )
 
 
 def _table(lines: Sequence[RankedRun], by: str, group: str | None, wide: bool) -> Table:
@@ -51,7 +53,12 @@ def _table(lines: Sequence[RankedRun], by: str, group: str | None, wide: bool) -
             _figure(line.device_hours),
         ]
         if wide:
-            cells += [_figure(line.tokens_per_second_per_device), line.devices or "–", line.price or "–", line.status]
+            cells += [
+                _figure(line.tokens_per_second_per_device),
+                line.devices or "–",
+                line.price or "–",
+                line.status,
+            ]
         table.add_row(*cells)
     return table
 

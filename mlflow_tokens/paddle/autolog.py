@@ -9,7 +9,7 @@ try:
     import paddle
 except ImportError as error:
     raise ImportError(
-        "mlflow_tokens.autolog() needs PaddlePaddle: pip install paddlepaddle for CPUs; the builds for GPUs and "
+        "mlflow_tokens.autolog() needs PaddlePaddle: pip install paddlepaddle for CPUs; builds for GPUs and "
         "other accelerators come from PaddlePaddle's own index, see https://www.paddlepaddle.org.cn/install. "
         "Without Paddle, count by hand with mlflow_tokens.Tracker."
     ) from error

@@ -160,23 +160,28 @@ class ModelHooks:
             fields = find_fields(args[0])
         else:
             names = self._names_of(layer)
-            named = {names[index] if index < len(names) else f"{index}": value for index, value in enumerate(args)}
+            named = {
+                names[index] if index < len(names) else f"{index}": value for index, value in enumerate(args)
+            }
             fields = find_fields({**named, **kwargs})
         with paddle.no_grad():
             counts = count_batch(fields, self._policy)
         if counts.computed is None:
             called = f"{counts.reason} that {type(layer).__name__} was called with"
-            return replace(counts, reason=f"{called}; name it input_ids, or count by hand with mlflow_tokens.Tracker")
+            return replace(
+                counts, reason=f"{called}; name it input_ids, or count by hand with mlflow_tokens.Tracker"
+            )
         return counts
 
     def _names_of(self, layer: Any) -> tuple[str, ...]:
-        """Names of the positional parameters of `forward`, of the wrapped model's where a wrapper hides them."""
+        """Names of the positional parameters of `forward`; of the wrapped model where a wrapper hides it."""
         if layer not in self._names:
             inner = layer
             while isinstance(inner, paddle.DataParallel):
                 inner = inner._layers
             kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-            parameters = inspect.signature(inner.forward).parameters.values()
+            # The class's function: to_static puts an object without a signature into the instance.
+            _self, *parameters = inspect.signature(type(inner).forward).parameters.values()
             self._names[layer] = tuple(parameter.name for parameter in parameters if parameter.kind in kinds)
         return self._names[layer]
 

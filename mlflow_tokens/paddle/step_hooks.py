@@ -59,7 +59,11 @@ class StepHooks:
             self._inside.value = False
         try:
             self._before_step_ends()
-            if paddle.in_dynamic_mode() and self._models.optimizer_stepped(optimizer) and self._tracker.meter.in_step:
+            if (
+                paddle.in_dynamic_mode()
+                and self._models.optimizer_stepped(optimizer)
+                and self._tracker.meter.in_step
+            ):
                 self._tracker.step_ended()
         except Exception as error:
             self._tracker.counting_failed(error)

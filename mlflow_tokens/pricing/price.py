@@ -77,7 +77,9 @@ def parse_price(text: str | Price | None, today: datetime.date | None = None) ->
     if amount == 0:
         raise ValueError(_advice(text, "an amount of 0 buys nothing; leave `price` out if it is unknown"))
     if unit == "instance-hour" and not devices:
-        raise ValueError(_advice(text, "an instance-hour needs the number of devices of the instance, as in x8"))
+        raise ValueError(
+            _advice(text, "an instance-hour needs the number of devices of the instance, as in x8")
+        )
     if unit == "device-hour" and devices is not None:
         raise ValueError(_advice(text, "x8 belongs to an instance-hour; a device-hour is one device"))
     return Price(

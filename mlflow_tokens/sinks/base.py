@@ -53,7 +53,11 @@ class Writer:
             self._queue.put_nowait(snapshot)
         except queue.Full:
             self.complete = False
-            say_once(f"full:{self._sink.name}", "%s is too slow: some points are in the journal alone.", self._sink.name)
+            say_once(
+                f"full:{self._sink.name}",
+                "%s is too slow: some points are in the journal alone.",
+                self._sink.name,
+            )
 
     def end(self, status: str) -> None:
         """Say that no more comes: write what waits, without further retries, and close the sink."""

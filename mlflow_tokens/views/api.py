@@ -6,7 +6,8 @@ Under /tokens/api/v1/, for GET:
     runs            ?experiment=NAME (repeatable; all without) &by=effective|valid|trained|computed
                     {"by", "rows": N, "columns": {"rank": [...], "run_id": [...], ...}}
     curves          ?run_id=ID (repeatable, 1 to 100), and
-                    &by=...                  cost per million tokens over tokens of that kind (default effective)
+                    &by=...                  cost per million tokens over tokens of that kind
+                                             (effective where nothing is said)
                     &metric=A&against=B      any metric against another, joined on equal steps
                     {"metric", "against", "curves": [{"run_id", "x": [...], "y": [...]}]}
 
@@ -91,57 +92,55 @@ def curves_answer(
 
 def api_blueprint(reader_factory: Callable[[], Reader]) -> Blueprint:
     """The API's routes. The factory is called once a request, within it, and gives what its user may read."""
-    blueprint = Blueprint("mlflow_tokens_api", __name__)
 
-    @blueprint.get("/experiments")
     def experiments() -> Response:
         return _answer(experiments_answer(reader_factory()))
 
-    @blueprint.get("/runs")
     def runs() -> Response:
         by = request.args.get("by", DENOMINATORS[0])
         return _answer(runs_answer(reader_factory(), request.args.getlist("experiment"), by))
 
-    @blueprint.get("/curves")
     def curves() -> Response:
         asked = request.args
-        return _answer(
-            curves_answer(
-                reader_factory(),
-                asked.getlist("run_id"),
-                asked.get("by"),
-                asked.get("metric"),
-                asked.get("against"),
-            )
-        )
+        ids, by = asked.getlist("run_id"), asked.get("by")
+        return _answer(curves_answer(reader_factory(), ids, by, asked.get("metric"), asked.get("against")))
 
-    @blueprint.get("/")
-    @blueprint.get("/<path:path>")
-    def nothing(path: str = "") -> Response:
-        return _error(404, f"no {path!r} here: ask for experiments, runs or curves")
-
-    @blueprint.errorhandler(BadQuestionError)
-    def bad_question(error: BadQuestionError) -> Response:
-        return _error(400, str(error))
-
-    @blueprint.errorhandler(ReadError)
-    def unreadable(error: ReadError) -> Response:
-        if isinstance(error, LookupError):
-            return _error(404, str(error))
-        # Which store, and how it failed, is for whoever runs the server, not for all who see the page.
-        _logger.error("%s: %s", request.path, error)
-        return _error(502, "the store of runs does not answer; the server's log says why")
-
-    @blueprint.errorhandler(HTTPException)
-    def refused(error: HTTPException) -> Response:
-        return _error(error.code or 500, error.description or error.name)
-
-    @blueprint.errorhandler(Exception)
-    def failed(error: Exception) -> Response:
-        _logger.error("%s failed", request.full_path, exc_info=error)
-        return _error(500, "the server failed to answer; its log says why")
-
+    blueprint = Blueprint("mlflow_tokens_api", __name__)
+    blueprint.add_url_rule("/experiments", view_func=experiments)
+    blueprint.add_url_rule("/runs", view_func=runs)
+    blueprint.add_url_rule("/curves", view_func=curves)
+    blueprint.add_url_rule("/", view_func=_nothing)
+    blueprint.add_url_rule("/<path:path>", view_func=_nothing)
+    blueprint.register_error_handler(BadQuestionError, _bad_question)
+    blueprint.register_error_handler(ReadError, _unreadable)
+    blueprint.register_error_handler(HTTPException, _refused)
+    blueprint.register_error_handler(Exception, _failed)
     return blueprint
+
+
+def _nothing(path: str = "") -> Response:
+    return _error(404, f"no {path!r} here: ask for experiments, runs or curves")
+
+
+def _bad_question(error: BadQuestionError) -> Response:
+    return _error(400, str(error))
+
+
+def _unreadable(error: ReadError) -> Response:
+    if isinstance(error, LookupError):
+        return _error(404, str(error))
+    # Which store, and how it failed, is for whoever runs the server, not for all who see the page.
+    _logger.error("%s: %s", request.path, error)
+    return _error(502, "the store of runs does not answer; the server's log says why")
+
+
+def _refused(error: HTTPException) -> Response:
+    return _error(error.code or 500, error.description or error.name)
+
+
+def _failed(error: Exception) -> Response:
+    _logger.error("%s failed", request.full_path, exc_info=error)
+    return _error(500, "the server failed to answer; its log says why")
 
 
 def _check_denominator(by: str) -> None:

@@ -43,12 +43,13 @@ def joined(over: Curve, against: Curve) -> tuple[list[float], list[float]]:
     A step logged more than once counts as it was logged last. Points without a finite x are left
     out; a y that is not finite stays, as a gap in the line.
     """
-    x_at, y_at = dict(zip(against.steps, against.values)), dict(zip(over.steps, over.values))
+    x_at = dict(zip(against.steps, against.values, strict=True))
+    y_at = dict(zip(over.steps, over.values, strict=True))
     steps = sorted(step for step in x_at.keys() & y_at.keys() if math.isfinite(x_at[step]))
     return [x_at[step] for step in steps], [y_at[step] for step in steps]
 
 
 def per_million(tokens: Iterable[float], cost: Iterable[float]) -> tuple[list[float], list[float]]:
     """Tokens and 1e6 x cost / tokens, without the points that have no tokens yet."""
-    points = [(x, 1e6 * y / x) for x, y in zip(tokens, cost) if x > 0]
+    points = [(x, 1e6 * y / x) for x, y in zip(tokens, cost, strict=True) if x > 0]
     return [x for x, _ in points], [y for _, y in points]

@@ -25,11 +25,12 @@ def mount(flask_app: Flask, base: str, reader_factory: Callable[[], Reader], run
     page.init_app(flask_app)
     policy = content_security_policy(page.csp_hashes())
 
-    @flask_app.after_request
     def protect(response: Response) -> Response:
         if request.path.startswith(base):
             response.headers["Content-Security-Policy"] = policy
         return response
+
+    flask_app.after_request(protect)
 
 
 def content_security_policy(script_hashes: list[str]) -> str:

@@ -1,0 +1,50 @@
+"""What a run says about itself: the head of its journal and its tags in MLflow."""
+
+from __future__ import annotations
+
+import time
+import uuid
+
+from mlflow_tokens import __version__
+from mlflow_tokens.hardware.devices import device_type
+from mlflow_tokens.metrics import METRICS_SCHEMA
+from mlflow_tokens.options import Options
+from mlflow_tokens.pricing import Price
+from mlflow_tokens.ranks import Job
+from mlflow_tokens.records import SegmentStart
+
+
+def describe_segment(job: Job, options: Options) -> SegmentStart:
+    """A new segment of this job, beginning now."""
+    segment = uuid.uuid4().hex
+    policy = options.pad_policy
+    return SegmentStart(
+        segment=segment,
+        allocation=segment,
+        t_wall=time.time(),
+        world_size=job.world_size,
+        device_type=device_type(),
+        devices_by_node=job.devices_by_node,
+        token_definition=f"valid = computed - padding; trained = labels != {policy.ignore_index}",
+        valid_source=str(policy),
+        topology=f"data parallel {job.world_size}",
+        version=__version__,
+    )
+
+
+def tags_of(segment: SegmentStart, price: Price | None) -> dict[str, str]:
+    """Tags of the run, under `mlflow_tokens.`; runs are compared by them."""
+    tags = {
+        "schema": METRICS_SCHEMA,
+        "version": segment.version,
+        "token_definition": segment.token_definition,
+        "valid_source": segment.valid_source,
+        "topology": segment.topology,
+        "device_type": segment.device_type,
+        "devices": str(sum(segment.devices_by_node)),
+    }
+    if price is not None:
+        tags |= {"currency": price.currency, "price": str(price), "price_source": price.source}
+        tags |= {"price_date": price.date.isoformat()} if price.date else {}
+        tags |= {"price_kind": price.kind} if price.kind else {}
+    return {f"mlflow_tokens.{key}": value for key, value in tags.items()}
