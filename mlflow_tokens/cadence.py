@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: Snapshots before the interval doubles, again and again: 1e6 steps at an interval of 10 give 1,729.
+#: Snapshots before the interval doubles, again and again: 1e6 steps at an interval of 10 give 1,791.
 SNAPSHOTS_PER_DOUBLING = 200
 
 #: Seconds of silence after which a heartbeat is due: doubled from the first to the last.
@@ -22,7 +22,7 @@ def interval_at(step: int, base: int) -> int:
     A pure function of the step, so a resumed run goes on where it was.
     """
     interval, end = base, base * SNAPSHOTS_PER_DOUBLING
-    while step >= end:
+    while step > end:
         interval *= 2
         end += interval * SNAPSHOTS_PER_DOUBLING
     return interval
@@ -72,13 +72,14 @@ class Cadence:
     def after_script_log(self, script_step: int, step: int, micro_batches: int) -> int | None:
         """The script has logged a metric at `script_step`: the position of a snapshot, or None."""
         before, self._seen = self._seen, _Seen(script_step, step, micro_batches)
-        if not self._fits(self._seen) and not self._learn(self._seen, before):
+        learnt = not self._fits(self._seen) and self._learn(self._seen, before)
+        if not step or not (learnt or self._fits(self._seen)):
             return None
         if before is not None and step > before.step:
             self._script_interval = step - before.step
-        if self._last_step is not None and step - self._last_step < interval_at(step, self._base):
-            return None
-        return self._take(step, self.position(step, micro_batches)) if step else None
+        due = self._last_step is None or step - self._last_step >= interval_at(step, self._base)
+        # A numbering just learnt is logged at once: the sooner both series have a step in common.
+        return self._take(step, self.position(step, micro_batches)) if due or learnt else None
 
     def _axis(self, step: int, micro_batches: int) -> int:
         return self._offset + (micro_batches if self._by_micro_batch else step)

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from mlflow_tokens.clock import PHASES
 from mlflow_tokens.meter import Reading
 from mlflow_tokens.notices import logger
 
@@ -192,8 +193,9 @@ class RankServer:
                 raise ValueError("a line is too long")
             for line in lines:
                 self._understand(connection, peer, json.loads(line))
-        except (ValueError, TypeError, KeyError) as error:
-            logger.warning("Refused a connection to rank 0's port: %s", error)
+        except Exception as error:
+            # Anybody may connect: whatever they send ends their connection and nothing else.
+            logger.warning("Refused a connection to rank 0's port: %s: %s", type(error).__name__, error)
             self._drop(connection)
 
     def _understand(self, connection: socket.socket, peer: _Peer, message: Mapping[str, Any]) -> None:
@@ -207,7 +209,7 @@ class RankServer:
                 peer.rank = rank
             self._ask(connection)
             return
-        reading = Reading(**message["reading"])
+        reading = _reading_of(message["reading"])
         if reading.rank != peer.rank:
             raise ValueError(f"rank {peer.rank} speaks for rank {reading.rank}")
         with self._changed:
@@ -305,6 +307,19 @@ class RankClient:
             *lines, buffer = buffer.split(b"\n")
             if lines:
                 question = json.loads(lines[-1])
+
+
+def _reading_of(payload: Mapping[str, Any]) -> Reading:
+    """Raises KeyError, TypeError or ValueError where it is not what `asdict(reading)` gives."""
+    counts = {kind: payload[kind] for kind in ("computed", "valid", "trained")}
+    return Reading(
+        rank=int(payload["rank"]),
+        step=int(payload["step"]),
+        micro_batches=int(payload["micro_batches"]),
+        seconds={phase: float(payload["seconds"][phase]) for phase in PHASES},
+        final=bool(payload["final"]),
+        **{kind: None if count is None else int(count) for kind, count in counts.items()},
+    )
 
 
 def _line(message: Mapping[str, Any]) -> bytes:

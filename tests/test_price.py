@@ -1,0 +1,86 @@
+"""Prices as text, and what a held device costs at them."""
+
+from __future__ import annotations
+
+import datetime
+from decimal import Decimal
+
+import pytest
+
+from mlflow_tokens.pricing import EXAMPLES, Price, parse_price
+
+TODAY = datetime.date(2026, 11, 30)
+
+
+@pytest.mark.parametrize(
+    ("text", "amount", "currency", "unit", "devices"),
+    [
+        ("2.0 USD/device-hour", "2.0", "USD", "device-hour", None),
+        ("15 CNY/device-hour", "15", "CNY", "device-hour", None),
+        ("98.32 USD/instance-hour x8", "98.32", "USD", "instance-hour", 8),
+        ("  .5usd / device-hour ", ".5", "USD", "device-hour", None),
+        ("98.32 USD/instance-hour x 8", "98.32", "USD", "instance-hour", 8),
+    ],
+)
+def test_valid_prices(text: str, amount: str, currency: str, unit: str, devices: int | None) -> None:
+    price = parse_price(text, TODAY)
+    assert price is not None
+    assert (price.amount, price.currency, price.unit) == (Decimal(amount), currency, unit)
+    assert (price.devices_per_instance, price.date, price.source) == (devices, TODAY, "stated by the user")
+
+
+@pytest.mark.parametrize("text", EXAMPLES)
+def test_the_examples_shown_to_users_are_valid_and_print_as_they_were_given(text: str) -> None:
+    assert str(parse_price(text)) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "2.0",
+        "USD/device-hour",
+        "2.0 USD",
+        "2.0 USD/hour",
+        "2.0 dollars/device-hour",
+        "-2.0 USD/device-hour",
+        "2,0 USD/device-hour",
+        "1e3 USD/device-hour",
+        "nan USD/device-hour",
+        "inf USD/device-hour",
+        "0 USD/device-hour",
+        "2.0 USD/device-hour x8",
+        "98.32 USD/instance-hour",
+        "98.32 USD/instance-hour x0",
+        "2.0 USD/device-hour; 3.0 USD/device-hour",
+        2.0,
+    ],
+)
+def test_what_is_not_a_price_is_an_error_that_shows_prices(text: object) -> None:
+    with pytest.raises(ValueError, match="Valid prices: '2.0 USD/device-hour'"):
+        parse_price(text)  # type: ignore[arg-type]
+
+
+def test_no_price_stays_no_price() -> None:
+    assert parse_price(None) is None
+
+
+def per_hour(price: str, *devices_by_node: int) -> Decimal:
+    parsed = parse_price(price)
+    assert isinstance(parsed, Price)
+    return parsed.per_device_second(devices_by_node) * sum(devices_by_node) * 3600
+
+
+@pytest.mark.parametrize(
+    ("price", "nodes", "hourly"),
+    [
+        ("2.0 USD/device-hour", (6,), "12"),
+        ("98.32 USD/instance-hour x8", (8,), "98.32"),
+        ("98.32 USD/instance-hour x8", (6,), "98.32"),  # not 73.74: the instance is rented whole
+        ("98.32 USD/instance-hour x8", (8, 8), "196.64"),
+        ("98.32 USD/instance-hour x8", (8, 1), "196.64"),
+        ("98.32 USD/instance-hour x8", (9,), "196.64"),  # nine on one host are two instances
+    ],
+)
+def test_what_a_job_costs_an_hour(price: str, nodes: tuple[int, ...], hourly: str) -> None:
+    assert round(per_hour(price, *nodes), 20) == Decimal(hourly)
