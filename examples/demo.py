@@ -115,7 +115,9 @@ def script_arguments(directory: Path, name: str) -> list[str]:
 def train(directory: Path, name: str, settings: list[str], progress: Progress, row: TaskID) -> None:
     """Run the training script on WORKERS processes, showing what its rank 0 prints. Exit if it fails."""
     logs = directory / "logs" / name
-    shutil.rmtree(logs, ignore_errors=True)
+    # What an earlier attempt left would be joined to this one's curves.
+    for leftover in (logs, directory / "visualdl" / name):
+        shutil.rmtree(leftover, ignore_errors=True)
     logs.mkdir(parents=True)
     launch = [
         sys.executable,

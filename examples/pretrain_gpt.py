@@ -3,7 +3,7 @@
     python examples/pretrain_gpt.py --batching packed
     python -m paddle.distributed.launch --nproc_per_node 2 examples/pretrain_gpt.py --batching padded
 
-One line is about tracking: `mlflow_tokens.autolog(...)`. Where it logs to is said, as always with MLflow, by
+One line is about tracking: `mlflow_tokens.autolog(...)`. Where it logs to is said by
 the environment variables MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME and MLFLOW_RUN_NAME.
 """
 

@@ -52,6 +52,7 @@ class Cadence:
         self._seen: _Seen | None = None
         self._script_interval = 0
         self._last_step: int | None = None
+        self._last_joined: int | None = None
         self._last_position = 0
 
     def position(self, step: int, micro_batches: int) -> int:
@@ -77,9 +78,15 @@ class Cadence:
             return None
         if before is not None and step > before.step:
             self._script_interval = step - before.step
-        due = self._last_step is None or step - self._last_step >= interval_at(step, self._base)
         # A numbering just learnt is logged at once: the sooner both series have a step in common.
-        return self._take(step, self.position(step, micro_batches)) if due or learnt else None
+        joined = self._last_joined
+        if not learnt and joined is not None and step - joined < interval_at(step, self._base):
+            return None
+        self._last_joined = step
+        position = self.position(step, micro_batches)
+        return (
+            None if (step, position) == (self._last_step, self._last_position) else self._take(step, position)
+        )
 
     def _axis(self, step: int, micro_batches: int) -> int:
         return self._offset + (micro_batches if self._by_micro_batch else step)

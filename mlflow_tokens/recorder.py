@@ -113,14 +113,10 @@ class Recorder:
         Returns the last readings: the baseline of a run that follows in this process.
         """
         self._moments.put(moment)
-        self._ended.wait(2 * EXIT_TIMEOUT)
-        deadline = time.monotonic() + EXIT_TIMEOUT
-        late = [writer.sink_name for writer in self._writers if not writer.wait(deadline)]
-        if late:
+        # The recorder's own limits add up to two time-outs; one more for a machine that is busy.
+        if not self._ended.wait(3 * EXIT_TIMEOUT):
             logger.warning(
-                "Not everything reached %s before the end of the run; all of it is in %s.",
-                " and ".join(late),
-                self._journal_path,
+                "The end of the run could not be recorded in time; %s has the rest.", self._journal_path
             )
         return self._readings
 
@@ -163,7 +159,15 @@ class Recorder:
     def _finish(self, status: str) -> None:
         for writer in self._writers:
             writer.end(status)
-        self._record(SegmentEnd(self._segment.segment, time.time(), status))
+        deadline = time.monotonic() + EXIT_TIMEOUT
+        late = [writer.sink_name for writer in self._writers if not writer.wait(deadline)]
+        if late:
+            logger.warning(
+                "Not everything reached %s before the end of the run; all of it is in %s.",
+                " and ".join(late),
+                self._journal_path,
+            )
+        self._append(SegmentEnd(self._segment.segment, time.time(), status))
         with self._journal_lock:
             if self._journal is not None:
                 self._journal.close()

@@ -50,8 +50,8 @@ class Tracker:
                 tracker.step()
 
     Snapshots go to the MLflow run that is active at the first of them; if there is none, a run is
-    started, and ended with the tracker. In a distributed job every rank makes a tracker, and only
-    global rank 0 logs.
+    started (named by $MLFLOW_RUN_NAME, if set), and ended with the tracker. In a distributed job every
+    rank makes a tracker, and only global rank 0 logs.
 
     Args:
         price: such as "2.0 USD/device-hour", "15 CNY/device-hour", "98.32 USD/instance-hour x8", or a

@@ -8,7 +8,9 @@ from mlflow_tokens.pricing import parse_price
 from mlflow_tokens.records import PriceSet, Quantities, SegmentStart
 
 
-def segment(name: str = "a", devices_by_node: tuple[int, ...] = (1,), device_type: str = "cpu-worker") -> SegmentStart:
+def segment(
+    name: str = "a", devices_by_node: tuple[int, ...] = (1,), device_type: str = "cpu-worker"
+) -> SegmentStart:
     return SegmentStart(
         segment=name,
         allocation=name,

@@ -57,7 +57,7 @@ def test_the_examples_shown_to_users_are_valid_and_print_as_they_were_given(text
     ],
 )
 def test_what_is_not_a_price_is_an_error_that_shows_prices(text: object) -> None:
-    with pytest.raises(ValueError, match="Valid prices: '2.0 USD/device-hour'"):
+    with pytest.raises(ValueError, match=r"Valid prices: '2\.0 USD/device-hour'"):
         parse_price(text)  # type: ignore[arg-type]
 
 

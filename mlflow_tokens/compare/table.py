@@ -67,14 +67,18 @@ def rank(rows: Iterable[RunRow], by: str = "effective") -> list[RankedRun]:
     # Priced groups first, the larger before the smaller, then by name: a stable order.
     ordered = sorted(groups.items(), key=lambda item: (not item[0][0], -len(item[1]), item[0]))
     return [
-        line for (currency, definition), members in ordered for line in _rank_group(currency, definition, members, by)
+        line
+        for (currency, definition), members in ordered
+        for line in _rank_group(currency, definition, members, by)
     ]
 
 
 def _rank_group(currency: str, definition: str, rows: Sequence[RunRow], by: str) -> list[RankedRun]:
     group = f"{currency or 'no price'}; {definition or 'no token definition'}"
     costed = [(cost_per_million(row, by), row) for row in rows]
-    costed.sort(key=lambda pair: (pair[0] is None, pair[0] or 0.0, pair[1].start_time_ms or 0, pair[1].run_id))
+    costed.sort(
+        key=lambda pair: (pair[0] is None, pair[0] or 0.0, pair[1].start_time_ms or 0, pair[1].run_id)
+    )
     lines: list[RankedRun] = []
     place = 0
     for cost, row in costed:
@@ -85,7 +89,7 @@ def _rank_group(currency: str, definition: str, rows: Sequence[RunRow], by: str)
 
 
 def cost_per_million(row: RunRow, by: str) -> float | None:
-    """1e6 x cost / tokens of the kind `by`, in the run's currency; None when either is unknown or 0 tokens."""
+    """1e6 x cost / tokens of the kind `by`, in the run's currency; None if either is unknown or no token."""
     cost, tokens = _number(row, "cost/total"), _number(row, f"tokens/{by}")
     if cost is None or not tokens or not row.tags.get(TAG_CURRENCY):
         return None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 
 from rich.console import Console
@@ -11,15 +12,15 @@ from rich.table import Table
 
 from mlflow_tokens.compare.table import RankedRun
 
-#: Narrower than this the table leaves out its less important columns.
-_WIDE = 120
+#: From this width on the table has room for the less important columns.
+_MEDIUM, _WIDE = 100, 140
 
 
 def print_ranking(lines: Sequence[RankedRun], by: str, console: Console) -> None:
     """Print one table a group, so that what may not be ranked together is seen apart."""
     groups = [(group, list(members)) for group, members in groupby(lines, key=lambda line: line.group)]
     for group, members in groups:
-        console.print(_table(members, by, group if len(groups) > 1 else None, console.width >= _WIDE))
+        console.print(_table(members, by, group if len(groups) > 1 else None, console.width))
     missing = sum(line.rank is None for line in lines)
     if missing:
         console.print(
@@ -27,40 +28,42 @@ def print_ranking(lines: Sequence[RankedRun], by: str, console: Console) -> None
         )
 
 
-def _table(lines: Sequence[RankedRun], by: str, group: str | None, wide: bool) -> Table:
-    currency = lines[0].currency or ""
+def _table(lines: Sequence[RankedRun], by: str, group: str | None, width: int) -> Table:
+    currency = lines[0].currency or "cost"
     table = Table(title=group and escape(group), title_justify="left", header_style="bold")
     table.add_column("#", justify="right")
-    table.add_column("run", overflow="fold")
-    table.add_column(f"{currency} / 1M {by} tokens".strip(), justify="right", style="bold")
-    for heading in ("total cost", "computed", "valid", "valid %", "tokens/s", "device-h"):
-        table.add_column(heading, justify="right")
-    if wide:
-        table.add_column("tokens/s/device", justify="right")
-        table.add_column("devices")
-        table.add_column("price")
-        table.add_column("status")
+    table.add_column("run", overflow="fold", min_width=8)
+    # Figures are never cut: a narrow terminal gets fewer columns.
+    for column in _columns(currency, by, width):
+        table.add_column(column.heading, justify="right", no_wrap=True)
     for line in lines:
-        cells = [
-            str(line.rank or "–"),
-            escape(line.run_name),
-            _figure(line.cost_per_million),
-            f"{_figure(line.cost_total)} {currency}" if line.cost_total is not None else "–",
-            _count(line.tokens_computed),
-            _count(line.tokens_valid),
-            f"{line.valid_ratio:.1%}" if line.valid_ratio is not None else "–",
-            _figure(line.tokens_per_second),
-            _figure(line.device_hours),
-        ]
-        if wide:
-            cells += [
-                _figure(line.tokens_per_second_per_device),
-                line.devices or "–",
-                line.price or "–",
-                line.status,
-            ]
-        table.add_row(*cells)
+        cells = [column.cell(line) for column in _columns(currency, by, width)]
+        table.add_row(str(line.rank or "–"), escape(line.run_name), *cells)
     return table
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    heading: str
+    cell: Callable[[RankedRun], str]
+    from_width: int = 0
+
+
+def _columns(currency: str, by: str, width: int) -> list[_Column]:
+    columns = [
+        _Column(f"{currency} / 1M\n{by} tokens", lambda line: f"[bold]{_figure(line.cost_per_million)}[/]"),
+        _Column(f"total\n{currency}", lambda line: _figure(line.cost_total)),
+        _Column("computed\ntokens", lambda line: _count(line.tokens_computed), _MEDIUM),
+        _Column("valid\ntokens", lambda line: _count(line.tokens_valid)),
+        _Column("valid", lambda line: "–" if line.valid_ratio is None else f"{line.valid_ratio:.1%}"),
+        _Column("tokens/s", lambda line: _figure(line.tokens_per_second)),
+        _Column("tokens/s\n/device", lambda line: _figure(line.tokens_per_second_per_device), _WIDE),
+        _Column("device\nhours", lambda line: _figure(line.device_hours), _MEDIUM),
+        _Column("devices", lambda line: escape(line.devices or "–"), _WIDE),
+        _Column("price", lambda line: escape(line.price or "–"), _WIDE),
+        _Column("status", lambda line: line.status, _MEDIUM),
+    ]
+    return [column for column in columns if width >= column.from_width]
 
 
 def _figure(value: float | None) -> str:

@@ -33,7 +33,7 @@ class ModelHooks:
         self._policy = tracker.options.pad_policy
         self._depth = threading.local()
         self._candidates: dict[int, _Candidate] = {}
-        self._newest: _Candidate | None = None
+        self._newest_is_candidate = False
         self._trained: weakref.WeakSet[Any] = weakref.WeakSet()
         self._handles: list[Any] = []
         self._names: weakref.WeakKeyDictionary[Any, tuple[str, ...]] = weakref.WeakKeyDictionary()
@@ -71,9 +71,9 @@ class ModelHooks:
         owned = {id(parameter) for parameter in _parameters(optimizer)}
         known = any(owned.intersection(map(id, layer.parameters())) for layer in self._trained)
         if not known:
-            found = [candidate for candidate in self._candidates.values() if candidate.trains(owned)]
-            # Of a model in several parts the one that is fed ids tells; the rest is fed what it made.
-            found = [candidate for candidate in found if candidate.has_ids] or found
+            found = _leaders(
+                [candidate for candidate in self._candidates.values() if candidate.trains(owned)]
+            )
             for candidate in found:
                 self._adopt(candidate)
             if not found:
@@ -83,7 +83,6 @@ class ModelHooks:
         if not self._waiting:
             self._discovery.revert()
             self._candidates.clear()
-            self._newest = None
         return True
 
     def _discover(self) -> None:
@@ -95,8 +94,7 @@ class ModelHooks:
         for counts in candidate.batches:
             self._tracker.count_tokens(counts)
         self._candidates.pop(id(layer), None)
-        if self._newest is candidate:
-            self._newest = None
+        self._newest_is_candidate = False
         if layer is None:
             return
         self._trained.add(layer)
@@ -133,8 +131,11 @@ class ModelHooks:
             # A loss is a layer too, but there is nothing in it to train.
             if not any(not parameter.stop_gradient for parameter in layer.parameters()):
                 return
-            candidate = self._candidates[id(layer)] = _Candidate(layer)
-        self._newest = candidate
+            candidate = _Candidate(layer)
+        # The one called last is the last in the mapping.
+        self._candidates.pop(id(layer), None)
+        self._candidates[id(layer)] = candidate
+        self._newest_is_candidate = True
         self._tracker.trains()
         candidate.add(self._count(layer, args, kwargs))
 
@@ -143,7 +144,7 @@ class ModelHooks:
             if not (layer.training and paddle.is_grad_enabled()):
                 self._tracker.evaluates()
             elif paddle.in_dynamic_mode():
-                self._newest = None
+                self._newest_is_candidate = False
                 self._tracker.count_tokens(self._count(layer, args, kwargs))
         except Exception as error:
             self._tracker.counting_failed(error)
@@ -199,11 +200,13 @@ class ModelHooks:
         if not is_array(labels):
             return
         ignore_index = kwargs.get("ignore_index", args[3] if len(args) > 3 else -100)
-        candidate = self._newest
-        if candidate is not None:
-            newest = candidate.batches[-1]
-            if newest.trained is None and size(labels) in newest.label_sizes:
-                candidate.batches[-1] = replace(newest, trained=_trained(labels, ignore_index))
+        if self._newest_is_candidate:
+            for candidate in reversed(self._candidates.values()):
+                newest = candidate.batches[-1]
+                if size(labels) in newest.label_sizes:
+                    if newest.trained is None:
+                        candidate.batches[-1] = replace(newest, trained=_trained(labels, ignore_index))
+                    return
         elif self._tracker.meter.awaits_labels(size(labels)):
             self._tracker.count_labels(_trained(labels, ignore_index))
 
@@ -228,6 +231,18 @@ class _Candidate:
     def trains(self, parameters: set[int]) -> bool:
         layer = self.layer()
         return layer is not None and not parameters.isdisjoint(map(id, layer.parameters()))
+
+
+def _leaders(found: list[_Candidate]) -> list[_Candidate]:
+    """Those whose batches are the training data.
+
+    Of a model called in several parts these are the parts that are fed ids; the others are fed what
+    those made. A part that is called once more on its own is counted with the model it is part of.
+    """
+    found = [candidate for candidate in found if candidate.has_ids] or found
+    layers = [candidate.layer() for candidate in found]
+    parts = {id(part) for layer in layers if layer is not None for part in layer.sublayers()}
+    return [candidate for candidate, layer in zip(found, layers, strict=True) if id(layer) not in parts]
 
 
 def _trained(labels: Any, ignore_index: int) -> Any:

@@ -30,8 +30,10 @@ class StepHooks:
     def install(self) -> None:
         """Wrap `__init__`, `step` and `minimize` of every optimizer class, and `paddle.save`."""
         base = paddle.optimizer.Optimizer
-        self._patches.wrap(base, "__init__", self._optimizer_made)
         for cls in (base, *_subclasses(base)):
+            # Not every class calls its base's constructor (AdamW does not).
+            if "__init__" in vars(cls):
+                self._patches.wrap(cls, "__init__", self._optimizer_made)
             for name in ("step", "minimize"):
                 if name in vars(cls):
                     self._patches.wrap(cls, name, self._optimizer_called)

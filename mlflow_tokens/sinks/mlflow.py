@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -78,8 +79,8 @@ class MlflowSink:
             import mlflow
 
             # On this thread only: MLflow's stack of active runs is a thread's own, so the script's
-            # later start_run() does not find one in its way. start_run() gives the run its name,
+            # later start_run() does not find one in its way. start_run() gives the run its
             # user and git commit, and obeys MLFLOW_RUN_ID and MLFLOW_EXPERIMENT_NAME.
-            self._run_id = mlflow.start_run().info.run_id
+            self._run_id = mlflow.start_run(run_name=os.environ.get("MLFLOW_RUN_NAME")).info.run_id
         self._on_run(self._run_id)
         return self._run_id
