@@ -23,7 +23,9 @@ def test_10_s_of_training_and_60_s_of_evaluation() -> None:
 
 def test_100_m_tokens_at_48_m_tokens_an_hour_at_1_85_usd_an_hour() -> None:
     seconds = 100 / 48 * 3600  # 7,500
-    now = account_of([segment(), price("1.85 USD/device-hour"), quantities(train=seconds, computed=10**8, valid=10**8)])
+    now = account_of(
+        [segment(), price("1.85 USD/device-hour"), quantities(train=seconds, computed=10**8, valid=10**8)]
+    )
     assert now.cost is not None
     assert round(now.cost, 12) == round(Decimal("1.85") * 100 / 48, 12)  # 3.854166…
     metrics = derive(now, Account(), "step").metrics
@@ -33,7 +35,9 @@ def test_100_m_tokens_at_48_m_tokens_an_hour_at_1_85_usd_an_hour() -> None:
 
 def test_an_instance_is_billed_whole() -> None:
     six_devices_for_an_hour = quantities(train=6 * 3600.0, ranks=6, computed=1, device_type="A100")
-    now = account_of([segment("a", (6,), "A100"), price("98.32 USD/instance-hour x8"), six_devices_for_an_hour])
+    now = account_of(
+        [segment("a", (6,), "A100"), price("98.32 USD/instance-hour x8"), six_devices_for_an_hour]
+    )
     assert now.cost is not None
     assert round(now.cost, 10) == Decimal("98.32")
 
@@ -64,7 +68,9 @@ def test_what_is_unknown_is_absent() -> None:
     no_price = derive(account_of([segment(), quantities(train=1.0, computed=5)]), Account(), "step").metrics
     assert not [name for name in no_price if name.startswith("cost/")]
     assert "tokens/valid" not in no_price and "tokens/trained" not in no_price
-    no_tokens = derive(account_of([segment(), price("1 USD/device-hour"), quantities(train=1.0)]), Account(), "step")
+    no_tokens = derive(
+        account_of([segment(), price("1 USD/device-hour"), quantities(train=1.0)]), Account(), "step"
+    )
     assert set(no_tokens.metrics) == {"cost/total", "device/hours"}
     unknown_valid = account_of([segment(), price("1 USD/device-hour"), quantities(train=1.0, computed=5)])
     metrics = derive(unknown_valid, Account(), "step").metrics
@@ -137,7 +143,9 @@ def test_the_cells_add_up_to_the_total_exactly(growth: list[tuple[float, float, 
     now = account_of(records)
     assert now.cost == sum(now.cells.values(), Decimal(0))
     held = Decimal(str(seconds[0])) + Decimal(str(seconds[1])) + Decimal(str(seconds[2]))
-    assert float(now.cost or 0) == pytest.approx(float(held / 3600 / 6 * Decimal("98.32")), rel=1e-9, abs=1e-9)
+    assert float(now.cost or 0) == pytest.approx(
+        float(held / 3600 / 6 * Decimal("98.32")), rel=1e-9, abs=1e-9
+    )
 
 
 def test_counts_beyond_32_bits_and_beyond_a_double_survive() -> None:
@@ -152,7 +160,9 @@ def test_quantities_of_a_segment_that_never_began_are_refused() -> None:
 
 
 def test_a_heartbeat_logs_what_grows_while_nothing_is_trained() -> None:
-    now = account_of([segment(), price("2 USD/device-hour"), quantities(kind="heartbeat", train=9.0, computed=5)])
+    now = account_of(
+        [segment(), price("2 USD/device-hour"), quantities(kind="heartbeat", train=9.0, computed=5)]
+    )
     assert set(derive(now, Account(), "heartbeat").metrics) == set(HEARTBEAT_METRICS)
 
 

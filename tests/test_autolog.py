@@ -167,6 +167,44 @@ def test_minimize_is_a_step(stored: Stored) -> None:
 
 
 @pytest.mark.parametrize("full_graph", [True, False])
+def test_an_optimizer_class_written_after_autolog_is_seen(stored: Stored) -> None:
+    mlflow_tokens.autolog(pad_token_id=PAD)
+
+    class Plain(paddle.optimizer.SGD):
+        def step(self) -> None:
+            for parameter in self._parameter_list:
+                parameter.set_value(parameter - 1e-2 * parameter.grad)
+
+    model, recount = Model(), Recount()
+    optimizer = Plain(1e-2, parameters=model.parameters())
+    for ids, labels in dataset(4):
+        outside(model, paddle.to_tensor(ids), paddle.to_tensor(labels)).backward()
+        optimizer.step()
+        optimizer.clear_grad()
+        recount.add(ids, labels)
+    mlflow_tokens.autolog(disable=True)
+    assert recount.equals(stored.metrics())
+    assert stored.points("tokens/computed")[-1][0] == 4
+
+
+def test_two_optimizers_over_one_model_make_one_step(stored: Stored) -> None:
+    mlflow_tokens.autolog(pad_token_id=PAD)
+    model, recount = Model(), Recount()
+    optimizers = [
+        paddle.optimizer.AdamW(1e-2, parameters=model.embedding.parameters()),
+        paddle.optimizer.SGD(1e-2, parameters=model.head.parameters()),
+    ]
+    for ids, labels in dataset(4):
+        outside(model, paddle.to_tensor(ids), paddle.to_tensor(labels)).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.clear_grad()
+        recount.add(ids, labels)
+    mlflow_tokens.autolog(disable=True)
+    assert recount.equals(stored.metrics())
+    assert stored.points("tokens/computed")[-1][0] == 4
+
+
 def test_a_model_turned_into_a_static_graph(stored: Stored, full_graph: bool) -> None:
     mlflow_tokens.autolog(pad_token_id=PAD)
     recount, _ = train(outside, dataset(4), model=paddle.jit.to_static(Model(), full_graph=full_graph))

@@ -51,7 +51,9 @@ def test_the_start_of_the_process_is_known() -> None:
         "print(t - process_started())"
     )
     began = time.monotonic()
-    out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=os.environ)
+    out = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, env=os.environ
+    )
     # Python takes milliseconds to reach the first line; the kernel counts in ticks of 10 ms.
     assert -0.02 <= float(out.stdout) < time.monotonic() - began
 

@@ -20,7 +20,9 @@ from tests.journals import quantities, segment
 EVERYTHING: list[Record] = [
     segment("a", (8, 8)),
     RunBound("0123", "http://host:5000"),
-    PriceSet(1.5, Price(Decimal("1.10"), "CNY", "instance-hour", 8, "spot", "报价单", datetime.date(2026, 11, 30))),
+    PriceSet(
+        1.5, Price(Decimal("1.10"), "CNY", "instance-hour", 8, "spot", "报价单", datetime.date(2026, 11, 30))
+    ),
     quantities(train=1.25, eval=0.5, computed=10_251_184_259, valid=2**60, by_source={"wiki": {"valid": 3}}),
     SegmentEnd("a", 9.5, "KILLED"),
 ]
@@ -39,7 +41,9 @@ def test_what_goes_in_comes_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cut", range(2, 60, 7))
-def test_a_line_that_was_cut_off_is_left_out_and_the_next_one_is_not_glued_to_it(tmp_path: Path, cut: int) -> None:
+def test_a_line_that_was_cut_off_is_left_out_and_the_next_one_is_not_glued_to_it(
+    tmp_path: Path, cut: int
+) -> None:
     path = tmp_path / "run.jsonl"
     write(path, EVERYTHING)
     os.truncate(path, path.stat().st_size - cut)

@@ -120,7 +120,10 @@ def test_a_foreign_client_is_refused_and_changes_no_sum(server: RankServer, hell
             pass
     for rank in (1, 2):
         connect(server, rank, lambda step, live, rank=rank: reading(rank, step, rank))
-    assert {rank: item.computed for rank, item in server.collect(Question(1), LONG, True).items()} == {1: 1, 2: 2}
+    assert {rank: item.computed for rank, item in server.collect(Question(1), LONG, True).items()} == {
+        1: 1,
+        2: 2,
+    }
 
 
 def test_a_rank_whose_rank_0_is_gone_does_not_wait_longer_than_told() -> None:

@@ -26,26 +26,36 @@ class StepHooks:
         self._before_step_ends = before_step_ends
         self._inside = threading.local()
         self._patches = Patches()
+        self._wrapped: set[type[Any]] = set()
 
     def install(self) -> None:
         """Wrap `__init__`, `step` and `minimize` of every optimizer class, and `paddle.save`."""
         base = paddle.optimizer.Optimizer
         for cls in (base, *_subclasses(base)):
-            # Not every class calls its base's constructor (AdamW does not).
-            if "__init__" in vars(cls):
-                self._patches.wrap(cls, "__init__", self._optimizer_made)
-            for name in ("step", "minimize"):
-                if name in vars(cls):
-                    self._patches.wrap(cls, name, self._optimizer_called)
+            self._wrap(cls)
         self._patches.wrap(paddle, "save", self._save_called)
 
     def remove(self) -> None:
         """Put everything back."""
         self._patches.revert()
+        self._wrapped.clear()
+
+    def _wrap(self, cls: type[Any]) -> None:
+        self._wrapped.add(cls)
+        # Not every class calls its base's constructor (AdamW does not).
+        if "__init__" in vars(cls):
+            self._patches.wrap(cls, "__init__", self._optimizer_made)
+        for name in ("step", "minimize"):
+            if name in vars(cls):
+                self._patches.wrap(cls, name, self._optimizer_called)
 
     def _optimizer_made(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(optimizer, *args, **kwargs)
         try:
+            for cls in type(optimizer).__mro__:
+                # A class that the script has written since.
+                if cls not in self._wrapped and issubclass(cls, paddle.optimizer.Optimizer):
+                    self._wrap(cls)
             self._models.optimizer_made(optimizer)
         except Exception as error:
             self._tracker.counting_failed(error)

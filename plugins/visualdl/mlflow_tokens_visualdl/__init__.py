@@ -1,0 +1,1 @@
+"""The VisualDL side of mlflow_tokens."""
