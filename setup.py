@@ -14,7 +14,7 @@ VERSION = re.search(
 
 # Every bound: the oldest release the code was written for, and the next one after the newest tested.
 COMPARE = ["pandas>=2.0,<4"]
-VIEWS = [*COMPARE, "mlflow>=3.15,<3.18", "dash>=4.0,<5", "dash-ag-grid>=35.2,<36", "plotly>=6.0,<8"]
+VIEWS = [*COMPARE, "mlflow>=3.15,<3.18", "dash>=4.4,<5", "dash-ag-grid>=35.2,<36", "plotly>=6.0,<8"]
 VISUALDL = ["visualdl>=2.5.3,<2.6"]
 PADDLE = ["paddlepaddle>=3.0,<3.4"]
 DEMO = [*VIEWS, *VISUALDL, *PADDLE, "snownlp>=0.12.3,<0.13", "sentencepiece>=0.2.0,<0.3"]

@@ -1,4 +1,4 @@
-"""Write the metric tables into README.md, README.zh-CN.md and docs/metrics.md: `python docs/generate_tables.py`."""
+"""Write the metric tables into both READMEs and docs/metrics.md: `python docs/generate_tables.py`."""
 
 from __future__ import annotations
 

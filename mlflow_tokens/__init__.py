@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from mlflow_tokens.compare.frame import compare
+    from mlflow_tokens.comparison.frame import compare
     from mlflow_tokens.counting import BatchCounts
     from mlflow_tokens.paddle.autolog import autolog
     from mlflow_tokens.pricing.price import Price
@@ -20,6 +20,7 @@ _HOME = {
     "Price": "mlflow_tokens.pricing.price",
     "Tracker": "mlflow_tokens.tracker",
     "autolog": "mlflow_tokens.paddle.autolog",
+    "compare": "mlflow_tokens.comparison.frame",
     "current": "mlflow_tokens.tracker",
 }
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields
 
 from mlflow_tokens import __version__
-from mlflow_tokens.compare.reader import ReadError
-from mlflow_tokens.compare.table import DENOMINATORS, RankedRun, rank
+from mlflow_tokens.comparison.reader import ReadError
+from mlflow_tokens.comparison.table import DENOMINATORS, RankedRun, rank
 
 #: A spreadsheet takes a text that begins so for a formula.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
@@ -64,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    from mlflow_tokens.compare.mlflow_reader import MlflowReader
+    from mlflow_tokens.comparison.mlflow_reader import MlflowReader
 
     lines = rank(MlflowReader(options.tracking_uri).runs(options.experiment), options.by)
     if options.json:
@@ -84,7 +84,7 @@ def _compare(options: argparse.Namespace) -> int:
     else:
         from rich.console import Console
 
-        from mlflow_tokens.compare.terminal import print_ranking
+        from mlflow_tokens.comparison.terminal import print_ranking
 
         print_ranking(lines, options.by, Console())
     return 0

@@ -16,8 +16,8 @@ from typing import Any
 
 from flask import Flask
 
-from mlflow_tokens.compare.mlflow_reader import MlflowReader
-from mlflow_tokens.compare.reader import Reader
+from mlflow_tokens.comparison.mlflow_reader import MlflowReader
+from mlflow_tokens.comparison.reader import Reader
 from mlflow_tokens.views.mount import mount
 
 PAGE = "/tokens/"

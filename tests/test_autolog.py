@@ -166,7 +166,6 @@ def test_minimize_is_a_step(stored: Stored) -> None:
     assert stored.points("tokens/computed")[-1][0] == 4
 
 
-@pytest.mark.parametrize("full_graph", [True, False])
 def test_an_optimizer_class_written_after_autolog_is_seen(stored: Stored) -> None:
     mlflow_tokens.autolog(pad_token_id=PAD)
 
@@ -205,6 +204,7 @@ def test_two_optimizers_over_one_model_make_one_step(stored: Stored) -> None:
     assert stored.points("tokens/computed")[-1][0] == 4
 
 
+@pytest.mark.parametrize("full_graph", [True, False])
 def test_a_model_turned_into_a_static_graph(stored: Stored, full_graph: bool) -> None:
     mlflow_tokens.autolog(pad_token_id=PAD)
     recount, _ = train(outside, dataset(4), model=paddle.jit.to_static(Model(), full_graph=full_graph))

@@ -71,7 +71,9 @@ def test_no_recognisable_ids(stored: Stored, capsys: pytest.CaptureFixture[str])
     pixels = paddle.ones([2, 4, 8])
     assert logged(stored, lambda model: labelled(model(pixels))) == [None, None, None]
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "unknown" in line]
-    assert "Tokens are unknown: no token ids were recognised in the batch that Flexible was called with" in line
+    assert (
+        "Tokens are unknown: no token ids were recognised in the batch that Flexible was called with" in line
+    )
     assert "input_ids" in line and "mlflow_tokens.Tracker" in line
 
 
@@ -110,13 +112,19 @@ def test_a_mask_of_four_dimensions_query_by_key(stored: Stored, capsys: pytest.C
 
 def test_positional_arguments_under_names_nobody_knows(stored: Stored) -> None:
     ids = paddle.to_tensor(IDS)
-    assert logged(stored, lambda model: labelled(model(ids, paddle.ones([2, 4]))), pad_token_id=0) == [8, 7, 5]
+    assert logged(stored, lambda model: labelled(model(ids, paddle.ones([2, 4]))), pad_token_id=0) == [
+        8,
+        7,
+        5,
+    ]
 
 
 @pytest.mark.parametrize("form", ["tuple", "list", "nested"])
 def test_a_tuple_batch(stored: Stored, form: str) -> None:
     ids, labels = paddle.to_tensor(IDS), paddle.to_tensor(LABELS)
-    batch: Any = {"tuple": (ids, labels), "list": [ids, labels], "nested": (({"input_ids": ids},), labels)}[form]
+    batch: Any = {"tuple": (ids, labels), "list": [ids, labels], "nested": (({"input_ids": ids},), labels)}[
+        form
+    ]
     assert logged(stored, lambda model: labelled(model(batch)), pad_token_id=0) == [8, 7, 5]
 
 

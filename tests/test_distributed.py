@@ -37,7 +37,10 @@ def test_two_processes_make_one_run_whose_totals_equal_the_recount(
     assert run.info.status == "FINISHED"
     expected = [recount["computed"], recount["valid"], recount["trained"], recount["valid"]]
     assert totals(run.data.metrics) == expected
-    assert (run.data.tags["mlflow_tokens.devices"], run.data.tags["mlflow_tokens.device_type"]) == ("2", "cpu-worker")
+    assert (run.data.tags["mlflow_tokens.devices"], run.data.tags["mlflow_tokens.device_type"]) == (
+        "2",
+        "cpu-worker",
+    )
     sidecar = json.loads((tmp_path / "vdl" / "tokens" / "mlflow_tokens.json").read_text("utf-8"))
     assert list(sidecar["counts"].values()) == expected
     if "--own-run" in arguments:
@@ -52,7 +55,9 @@ def test_two_processes_make_one_run_whose_totals_equal_the_recount(
     assert "WARNING mlflow_tokens" not in done.output
 
 
-def test_the_totals_of_every_snapshot_are_those_of_its_step_on_all_ranks(stored: Stored, tmp_path: Path) -> None:
+def test_the_totals_of_every_snapshot_are_those_of_its_step_on_all_ranks(
+    stored: Stored, tmp_path: Path
+) -> None:
     done = launch(2, cwd=tmp_path)
     assert done.status == 0, done.output
     longer = stored.points("tokens/computed")
@@ -77,7 +82,9 @@ def recount_of(rank: int, steps: int) -> int:
     return computed
 
 
-def test_a_rank_with_more_batches_than_rank_0_hangs_nobody_and_is_counted(stored: Stored, tmp_path: Path) -> None:
+def test_a_rank_with_more_batches_than_rank_0_hangs_nobody_and_is_counted(
+    stored: Stored, tmp_path: Path
+) -> None:
     done = launch(2, "--steps=7", "--extra-steps=9", cwd=tmp_path)
     assert done.status == 0, done.output
     assert totals(stored.metrics())[:2] == [done.recount["computed"], done.recount["valid"]]

@@ -19,7 +19,9 @@ _spec.loader.exec_module(generate_tables)
 @pytest.mark.parametrize("path", generate_tables.tables(), ids=lambda path: path.name)
 def test_the_metric_tables_are_those_of_the_code(path: Path) -> None:
     text = path.read_text("utf-8")
-    assert text == generate_tables.with_table(text, generate_tables.tables()[path]), "run docs/generate_tables.py"
+    assert text == generate_tables.with_table(text, generate_tables.tables()[path]), (
+        "run docs/generate_tables.py"
+    )
 
 
 @pytest.mark.parametrize("name", ["README.md", "README.zh-CN.md"])
@@ -31,7 +33,9 @@ def test_the_readme_lists_every_option(name: str) -> None:
         assert f"`{option}`" in text
 
 
-@pytest.mark.parametrize("path", sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]), ids=lambda path: path.name
+)
 def test_links_lead_somewhere(path: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", path.read_text("utf-8")):
         if not target.startswith("http"):

@@ -10,8 +10,9 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Metric
 
-from mlflow_tokens.compare.mlflow_reader import MissingError, MlflowReader, evenly, without_password
-from mlflow_tokens.compare.reader import ReadError
+from mlflow_tokens.comparison.mlflow_reader import MlflowReader, without_password
+from mlflow_tokens.comparison.reader import MissingError, ReadError
+from mlflow_tokens.comparison.thinning import evenly
 from tests.stored_runs import RUNS, StoredRun, copied_store, experiment_id, store_runs
 
 
@@ -59,7 +60,7 @@ def test_runs_of_others_and_deleted_runs_stay_out(store: str) -> None:
 
 def test_more_runs_than_a_page(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = store_runs(store, tuple(StoredRun(f"run {number}", steps=1) for number in range(7)))
-    monkeypatch.setattr("mlflow_tokens.compare.mlflow_reader._PAGE", 3)
+    monkeypatch.setattr("mlflow_tokens.comparison.mlflow_reader._PAGE", 3)
     assert sorted(row.run_id for row in MlflowReader(store).runs()) == sorted(ids.values())
 
 

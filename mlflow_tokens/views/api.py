@@ -26,9 +26,9 @@ from typing import Any
 from flask import Blueprint, Response, request
 from werkzeug.exceptions import HTTPException
 
-from mlflow_tokens.compare.mlflow_reader import evenly
-from mlflow_tokens.compare.reader import Reader, ReadError
-from mlflow_tokens.compare.table import DENOMINATORS, rank
+from mlflow_tokens.comparison.reader import MissingError, Reader, ReadError
+from mlflow_tokens.comparison.table import DENOMINATORS, rank
+from mlflow_tokens.comparison.thinning import evenly
 from mlflow_tokens.views.columns import CURVE_POINTS, joined, json_number, per_million, run_columns
 
 API_PATH = "api/v1"
@@ -127,7 +127,7 @@ def _bad_question(error: BadQuestionError) -> Response:
 
 
 def _unreadable(error: ReadError) -> Response:
-    if isinstance(error, LookupError):
+    if isinstance(error, MissingError):
         return _error(404, str(error))
     # Which store, and how it failed, is for whoever runs the server, not for all who see the page.
     _logger.error("%s: %s", request.path, error)

@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from mlflow_tokens.compare.reader import Curve
-from mlflow_tokens.compare.table import RankedRun
+from mlflow_tokens.comparison.reader import Curve
+from mlflow_tokens.comparison.table import RankedRun
 
 #: Significant digits of a figure. Money keeps more: a bill of 1,234,567.89 must survive.
 _DIGITS = 6

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from flask import Flask, Response, request
 
-from mlflow_tokens.compare.reader import Reader
+from mlflow_tokens.comparison.reader import Reader
 from mlflow_tokens.views.api import API_PATH, api_blueprint
 from mlflow_tokens.views.page import create_page
 

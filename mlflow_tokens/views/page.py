@@ -7,7 +7,7 @@ from pathlib import Path
 from dash import ALL, ClientsideFunction, Dash, Input, Output, State, dcc, html
 from dash_ag_grid import AgGrid
 
-from mlflow_tokens.compare.table import DENOMINATORS
+from mlflow_tokens.comparison.table import DENOMINATORS
 from mlflow_tokens.views.api import API_PATH, MAX_CURVES
 from mlflow_tokens.views.text import AUTOLOG_LINE, TEXT
 

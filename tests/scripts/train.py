@@ -14,7 +14,9 @@ parser.add_argument("--steps", type=int, default=23)
 parser.add_argument("--accumulate", type=int, default=1)
 parser.add_argument("--amp", action="store_true")
 parser.add_argument("--loss", choices=["inside", "outside"], default="outside")
-parser.add_argument("--own-run", action="store_true", help="the script starts the MLflow run itself, after autolog")
+parser.add_argument(
+    "--own-run", action="store_true", help="the script starts the MLflow run itself, after autolog"
+)
 parser.add_argument("--log-loss", action="store_true")
 parser.add_argument("--visualdl")
 parser.add_argument("--price")
@@ -65,7 +67,9 @@ def batch():
     for _ in range(3):
         length = numbers.randint(2, width)
         rows.append([numbers.randint(1, 49) for _ in range(length)] + [PAD] * (width - length))
-    labels = [[-100 if token == PAD or place == 0 else token for place, token in enumerate(row)] for row in rows]
+    labels = [
+        [-100 if token == PAD or place == 0 else token for place, token in enumerate(row)] for row in rows
+    ]
     return rows, labels
 
 

@@ -23,7 +23,7 @@ window.mlflowTokens = window.mlflowTokens || {};
 
   /* ¥8.90 and 1.23 USD; three digits below 1, so that small costs stay apart. */
   mt.money = function (value, currency, language) {
-    let text = Math.abs(value) < 1 ? String(Number(value.toPrecision(3))) : grouped(value, 2);
+    let text = Math.abs(value) < 1 ? value.toPrecision(3) : grouped(value, 2);
     if (Math.abs(value) >= 1e6) text = mt.count(value, language);
     return mt.withCurrency(text, currency);
   };

@@ -51,7 +51,7 @@ window.mlflowTokens = window.mlflowTokens || {};
         showlegend: true,
         legend: { orientation: "v", x: 1.01, y: 1, xanchor: "left", font: { size: 12 } },
         xaxis: { ...axis, rangemode: "tozero", title: { text: unit ? `${mt.fill(text.plot_x, { by })} (${unit})` : by } },
-        yaxis: { ...axis, ...costRange(curves), title: { text: mt.fill(text.plot_y, { currency, by }) } },
+        yaxis: { ...axis, ...costRange(curves), title: { text: mt.fill(text.plot_y, { currency, by }), standoff: 14 } },
       },
     };
   };

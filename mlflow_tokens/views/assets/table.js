@@ -7,18 +7,18 @@ window.dashAgGridComponentFunctions = window.dashAgGridComponentFunctions || {};
 (function (mt, callable, components) {
   const DIVIDER = "divider:";
   const COLUMNS = [
-    { field: "rank", width: 48, text: "plain" },
+    { field: "rank", width: 46, text: "plain" },
     { field: "run_name", flex: 1, minWidth: 140, cellRenderer: "RunLink" },
-    { field: "cost_per_million", width: 102, text: "money" },
-    { field: "cost_total", width: 100, text: "money" },
-    { field: "tokens", width: 76, text: "count" },
-    { field: "valid_ratio", width: 74, text: "percent" },
-    { field: "tokens_per_second", width: 82, text: "count" },
-    { field: "tokens_per_second_per_device", width: 106, text: "count" },
-    { field: "device_hours", width: 80, text: "decimal" },
-    { field: "devices", width: 110 },
-    { field: "price", width: 158, text: "price" },
-    { field: "status", width: 84, text: "status" },
+    { field: "cost_per_million", width: 118, text: "money" },
+    { field: "cost_total", width: 96, text: "money" },
+    { field: "tokens", width: 72, text: "count" },
+    { field: "valid_ratio", width: 68, text: "percent" },
+    { field: "tokens_per_second", width: 78, text: "count" },
+    { field: "tokens_per_second_per_device", width: 102, text: "count" },
+    { field: "device_hours", width: 78, text: "decimal" },
+    { field: "devices", width: 102 },
+    { field: "price", width: 154, text: "price" },
+    { field: "status", width: 74, text: "status" },
   ];
 
   /* A cell's text needs the language and the texts: kept here, as the grid passes neither. */
@@ -140,7 +140,8 @@ window.dashAgGridComponentFunctions = window.dashAgGridComponentFunctions || {};
       headerFontSize: 12,
       headerFontWeight: 600,
       wrapperBorderRadius: 6,
-      cellHorizontalPadding: 10,
+      cellHorizontalPadding: 8,
+      checkboxUncheckedBorderColor: "var(--mt-control)",
     });
 
   components.RunLink = function (props) {

@@ -12,10 +12,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Serve VisualDL until interrupted."""
     parser = argparse.ArgumentParser(
         prog="visualdl-tokens",
-        description="Serve VisualDL over logs of mlflow_tokens, with every page it has. Loopback and no telemetry "
-        "by default.",
+        description="Serve VisualDL over logs of mlflow_tokens, with every page it has. "
+        "Loopback and no telemetry by default.",
     )
-    parser.add_argument("--logdir", action="append", required=True, metavar="DIR", help="may be given several times")
+    parser.add_argument(
+        "--logdir", action="append", required=True, metavar="DIR", help="may be given several times"
+    )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=int, default=8040, help="port to listen on (default: %(default)s)")
     options = parser.parse_args(arguments)

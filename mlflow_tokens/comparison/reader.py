@@ -50,6 +50,10 @@ class ReadError(Exception):
     """The store could not be read, or does not hold what was asked for. The message says what to do."""
 
 
+class MissingError(ReadError):
+    """What was asked for is not in the store, which itself answers."""
+
+
 class Reader(Protocol):
     """A store of runs: MLflow's client, its SQL store, or VisualDL's logs."""
 
@@ -60,12 +64,14 @@ class Reader(Protocol):
         """Runs that mlflow_tokens logged to, of the experiments with these names (all when None).
 
         Raises:
-            ReadError: no such experiment, or the store cannot be reached.
+            MissingError: no such experiment.
+            ReadError: the store cannot be reached.
         """
 
     def curves(self, run_ids: Sequence[str], metric: str, max_points: int = 1000) -> list[Curve]:
         """One curve a run that has the metric, thinned evenly to `max_points`, ends kept.
 
         Raises:
-            ReadError: no such run, or the store cannot be reached.
+            MissingError: no such run.
+            ReadError: the store cannot be reached.
         """

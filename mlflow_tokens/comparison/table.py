@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from mlflow_tokens.compare.reader import RunRow
+from mlflow_tokens.comparison.reader import RunRow
 
 #: What a cost may be divided by. "effective" is the default of every view.
 DENOMINATORS = ("effective", "valid", "trained", "computed")

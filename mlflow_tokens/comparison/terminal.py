@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from mlflow_tokens.compare.table import RankedRun
+from mlflow_tokens.comparison.table import RankedRun
 
 #: From this width on the table has room for the less important columns.
 _MEDIUM, _WIDE = 100, 140

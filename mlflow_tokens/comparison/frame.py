@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING
 
-from mlflow_tokens.compare.mlflow_reader import MlflowReader
-from mlflow_tokens.compare.table import RankedRun, rank
+from mlflow_tokens.comparison.mlflow_reader import MlflowReader
+from mlflow_tokens.comparison.table import RankedRun, rank
 
 _INTEGERS = ("rank", "tokens_computed", "tokens_valid", "tokens_trained", "tokens_effective")
 

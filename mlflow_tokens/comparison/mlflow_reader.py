@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
-from mlflow_tokens.compare.reader import Curve, Experiment, ReadError, RunRow
-from mlflow_tokens.compare.table import TAG_SCHEMA
+from mlflow_tokens.comparison.reader import Curve, Experiment, MissingError, ReadError, RunRow
+from mlflow_tokens.comparison.table import TAG_SCHEMA
+from mlflow_tokens.comparison.thinning import evenly
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -26,10 +27,6 @@ _OURS = f"tags.`{TAG_SCHEMA}` LIKE '%'"
 _NO_SUCH_RUN = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
 
 T = TypeVar("T")
-
-
-class MissingError(ReadError, LookupError):
-    """What was asked for is not in the store, which itself answers."""
 
 
 class MlflowReader:
@@ -129,15 +126,6 @@ class MlflowReader:
                 f"{without_password(self._uri)} could not be read: {_first_line(error)}. "
                 "Check the tracking URI, and that the server runs and lets you read."
             ) from error
-
-
-def evenly(count: int, limit: int) -> list[int]:
-    """At most `limit` (>= 2) of the indices 0 … count-1, evenly spread, the first and the last kept."""
-    if limit < 2:
-        raise ValueError(f"limit={limit}: both ends are kept, so at least 2")
-    if count <= limit:
-        return list(range(count))
-    return [round(place * (count - 1) / (limit - 1)) for place in range(limit)]
 
 
 def without_password(uri: str) -> str:
