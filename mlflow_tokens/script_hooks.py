@@ -7,7 +7,7 @@ from typing import Any
 
 from mlflow_tokens.notices import say_once
 from mlflow_tokens.patches import Patches
-from mlflow_tokens.sinks.mlflow import is_our_thread
+from mlflow_tokens.sinks.base import is_our_thread
 from mlflow_tokens.tracker import Tracker
 
 #: MLflow's own monitor logs by a count of its samples.

@@ -17,6 +17,14 @@ CAPACITY = 4096
 RETRY_FIRST, RETRY_LAST = 1.0, 60.0
 
 
+_ours = threading.local()
+
+
+def is_our_thread() -> bool:
+    """Whether this thread writes our own metrics, so that nobody mistakes them for the script's."""
+    return getattr(_ours, "writing", False)
+
+
 class Sink(Protocol):
     """A place for snapshots. All methods are called from one background thread, in order."""
 
@@ -72,6 +80,7 @@ class Writer:
         return self._done.wait(max(0.0, deadline - time.monotonic())) and self.complete
 
     def _run(self) -> None:
+        _ours.writing = True
         while True:
             item = self._queue.get()
             if isinstance(item, _End):

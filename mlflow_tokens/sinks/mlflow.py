@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from mlflow_tokens.metrics import Snapshot
-
-_ours = threading.local()
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +23,6 @@ def active_binding() -> RunBinding:
 
     run = mlflow.active_run()
     return RunBinding(run.info.run_id if run else None, mlflow.get_tracking_uri())
-
-
-def is_our_thread() -> bool:
-    """Whether this thread writes our own metrics, so that nobody mistakes them for the script's."""
-    return getattr(_ours, "writing", False)
 
 
 class MlflowSink:
@@ -53,7 +45,6 @@ class MlflowSink:
         from mlflow import MlflowClient
         from mlflow.entities import Metric, RunTag
 
-        _ours.writing = True
         run_id = self._run_id or self._bind()
         MlflowClient(self._binding.tracking_uri).log_batch(
             run_id,
