@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from typing import Any
 
 logger = logging.getLogger("mlflow_tokens")
 
@@ -13,19 +12,15 @@ _said: set[str] = set()
 _lock = threading.Lock()
 
 
-class _StderrHandler(logging.StreamHandler[Any]):
+class _StderrHandler(logging.Handler):
     """Writes to what `sys.stderr` is at that moment: scripts and notebooks replace it."""
 
-    def __init__(self) -> None:
-        logging.Handler.__init__(self)
-
-    @property
-    def stream(self) -> Any:
-        return sys.stderr
-
-    @stream.setter
-    def stream(self, value: Any) -> None:
-        raise AttributeError("the stream is always sys.stderr")
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            sys.stderr.write(self.format(record) + "\n")
+            sys.stderr.flush()
+        except Exception:
+            self.handleError(record)
 
 
 def set_up(silent: bool) -> None:
