@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,7 @@ from tests.stored_runs import store_runs
 
 CREATE_FOR_EACH = """
 import os
+import re
 from mlflow.server import app
 from mlflow_tokens.server import create_app
 for server in ("uvicorn", "gunicorn", "waitress"):
@@ -53,3 +57,23 @@ def test_each_kind_of_server_gets_its_app(tmp_path: Path) -> None:
     )
     assert said.returncode == 0, said.stderr
     assert said.stdout.split() == ["uvicorn", "FastAPI", "gunicorn", "Flask", "waitress", "Flask", "1"]
+
+
+def test_the_first_requests_of_a_worker_may_come_all_at_once(store: str) -> None:
+    """The page may come from one worker of a server, and its scripts, in parallel, from another."""
+    page_worker = Flask("one")
+    install(page_worker)
+    page = page_worker.test_client().get("/tokens/").text
+    paths = [path.replace("%40", "@") for path in re.findall(r'(?:src|href)="(/tokens/[^"]+)"', page)]
+    assert len(paths) > 10
+    for _ in range(5):
+        script_worker = Flask("two")
+        install(script_worker)
+        together = threading.Barrier(len(paths))
+
+        def get(path: str, worker: Flask = script_worker, together: threading.Barrier = together) -> int:
+            together.wait()
+            return worker.test_client().get(path).status_code
+
+        with ThreadPoolExecutor(len(paths)) as browser:
+            assert dict(zip(paths, browser.map(get, paths), strict=True)) == dict.fromkeys(paths, 200)

@@ -23,6 +23,9 @@ def mount(flask_app: Flask, base: str, reader_factory: Callable[[], Reader], run
     flask_app.register_blueprint(api_blueprint(reader_factory), url_prefix=base + API_PATH)
     page = create_page(base, run_link)
     page.init_app(flask_app)
+    # Dash would do this at its first request, and fail those that come at the same time: a browser asks
+    # for a dozen scripts at once, and of another worker of the server than the one that sent the page.
+    page._setup_server()
     policy = content_security_policy(page.csp_hashes())
 
     def protect(response: Response) -> Response:
