@@ -159,7 +159,7 @@ def test_the_table_the_plot_and_the_way_back(
         assert cells(page, "tokens_per_second") == ["72K", "9K", "160K", "–", "7.2B", "50K"]
         assert cells(page, "tokens_per_second_per_device") == ["9K", "1.13K", "20K", "–", "7.03M", "6.25K"]
         assert cells(page, "device_hours") == ["2", "2.4", "4", "–", "617,284", "–"]
-        assert cells(page, "devices")[4] == "H800 x 1024"
+        assert cells(page, "devices")[4] == "1024 x H800"
         assert cells(page, "price")[3:] == ["2.0 CNY/device-hour", "98.32 USD/instance-hour x8", "no price"]
         assert cells(page, "status") == ["finished", "finished", "finished", "killed", "finished", "failed"]
         expect(page.locator(".mt-divider")).to_have_text(

@@ -127,7 +127,7 @@ def _line(row: RunRow, group: str, cost: float | None, place: int | None) -> Ran
 
 def _devices(row: RunRow) -> str | None:
     kind, count = row.tags.get(TAG_DEVICE_TYPE), row.tags.get(TAG_DEVICES)
-    return f"{kind} x {count}" if kind and count else None
+    return f"{count} x {kind}" if kind and count else None
 
 
 def _number(row: RunRow, metric: str) -> float | None:

@@ -9,14 +9,14 @@ window.dashAgGridComponentFunctions = window.dashAgGridComponentFunctions || {};
   const COLUMNS = [
     { field: "rank", width: 46, text: "plain" },
     { field: "run_name", flex: 1, minWidth: 140, cellRenderer: "RunLink" },
-    { field: "cost_per_million", width: 118, text: "money" },
+    { field: "cost_per_million", width: 98, text: "money" },
     { field: "cost_total", width: 96, text: "money" },
     { field: "tokens", width: 72, text: "count" },
     { field: "valid_ratio", width: 68, text: "percent" },
     { field: "tokens_per_second", width: 78, text: "count" },
     { field: "tokens_per_second_per_device", width: 102, text: "count" },
     { field: "device_hours", width: 78, text: "decimal" },
-    { field: "devices", width: 102 },
+    { field: "devices", width: 122 },
     { field: "price", width: 154, text: "price" },
     { field: "status", width: 74, text: "status" },
   ];
