@@ -155,9 +155,14 @@ HEARTBEAT_METRICS = ("cost/total", "device/hours", "throughput/tokens_per_second
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What a sink writes: metric values at one position of the axis. `timestamp_ms` never changes."""
+    """What a sink writes: metric values at one position of the axis.
+
+    It follows from the journal alone, so that writing it again writes the same points. `seq` is the
+    number of the record behind it.
+    """
 
     kind: SnapshotKind
+    seq: int
     step: int
     position: int
     timestamp_ms: int
@@ -166,13 +171,14 @@ class Snapshot:
     """The exact integers behind the `tokens/*` metrics, for sinks whose floats are short."""
 
 
-def derive(now: Account, window_start: Account, kind: SnapshotKind) -> Snapshot:
+def derive(now: Account, window_start: Account, kind: SnapshotKind, seq: int = 0) -> Snapshot:
     """The snapshot of an account; rates are of the window since `window_start`, the last step snapshot."""
     values = {**_totals(now), **_rates(now, window_start)}
     names = HEARTBEAT_METRICS if kind == "heartbeat" else [spec.name for spec in METRICS]
     counts = {f"tokens/{name}": value for name, value in _counts(now).items() if value is not None}
     return Snapshot(
         kind=kind,
+        seq=seq,
         step=now.step,
         position=now.position,
         timestamp_ms=round(now.t_wall * 1000),

@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlflow_tokens.account import Account, fold
 from mlflow_tokens.cadence import Heartbeat
 from mlflow_tokens.clock import PHASES
 from mlflow_tokens.journal import Journal
+from mlflow_tokens.ledger import Ledger
 from mlflow_tokens.meter import Reading
-from mlflow_tokens.metrics import Snapshot, derive
+from mlflow_tokens.metrics import Snapshot
 from mlflow_tokens.notices import logger, say_once
 from mlflow_tokens.ranks import Question
 from mlflow_tokens.records import (
@@ -81,8 +81,7 @@ class Recorder:
         self._journal_path = journal_path
         self._journal: Journal | None = None
         self._journal_lock = threading.Lock()
-        self._account = Account()
-        self._window_start = Account()
+        self._ledger = Ledger()
         self._readings: Mapping[int, Reading] = {}
         self._writers: list[Writer] = []
         self._heartbeat = Heartbeat(now())
@@ -92,7 +91,6 @@ class Recorder:
         self._record(segment)
         if price is not None:
             self._record(price)
-        self._window_start = self._account
 
     def start(self, writers: list[Writer]) -> None:
         """Begin to take snapshots, for these sinks."""
@@ -147,14 +145,10 @@ class Recorder:
         self._readings = self._collect(moment.question, timeout)
         self._seq += 1
         record = quantities(self._segment, self._seq, moment, self._readings, self._baseline)
-        self._record(record)
-        self._emit(derive(self._account, self._window_start, moment.kind))
-        if moment.kind == "step":
-            self._window_start = self._account
-
-    def _emit(self, snapshot: Snapshot) -> None:
-        for writer in self._writers:
-            writer.put(snapshot)
+        snapshot = self._record(record)
+        if snapshot is not None:
+            for writer in self._writers:
+                writer.put(snapshot)
 
     def _finish(self, status: str) -> None:
         for writer in self._writers:
@@ -185,9 +179,9 @@ class Recorder:
                 error,
             )
 
-    def _record(self, record: Record) -> None:
+    def _record(self, record: Record) -> Snapshot | None:
         self._append(record)
-        self._account = fold(self._account, record)
+        return self._ledger.apply(record)
 
     def _append(self, record: Record) -> None:
         with self._journal_lock:

@@ -60,7 +60,8 @@ class PriceSet:
 class Quantities:
     """Everything counted since the segment began, over all ranks that had reported.
 
-    step: optimizer step; position: where on the script's axis the snapshot is logged.
+    seq: number of the record in its journal, from 1. step: optimizer step. position: where on the script's
+    axis the snapshot is logged.
     t_mono, t_wall: seconds, for differences and for display. elapsed: rank 0's seconds in this segment.
     device_seconds: by device type, then by phase, summed over ranks.
     tokens: by kind (computed, valid, trained); a kind that is unknown is absent. by_source: likewise.

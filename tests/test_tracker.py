@@ -13,6 +13,7 @@ import pytest
 import mlflow_tokens
 from mlflow_tokens.account import account_of
 from mlflow_tokens.journal import read_journal
+from mlflow_tokens.ledger import replay
 from mlflow_tokens.records import Quantities, RunBound, SegmentEnd
 from tests.conftest import Stored
 
@@ -239,3 +240,24 @@ def test_the_core_imports_neither_paddle_nor_mlflow(module: str) -> None:
     )
     out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
+
+
+def test_the_journal_read_again_gives_the_points_that_were_logged(stored: Stored, tmp_path: Path) -> None:
+    with mlflow_tokens.Tracker(
+        price="1 CNY/device-hour", journal_dir=tmp_path / "kept", log_every_steps=5
+    ) as tracker:
+        for _ in range(23):
+            tracker.count(computed=100, valid=70, trained=60)
+            tracker.step()
+    (path,) = (tmp_path / "kept").glob("*.jsonl")
+    again = {
+        (name, snapshot.timestamp_ms, snapshot.position, float(value))
+        for snapshot in replay(read_journal(path))
+        for name, value in snapshot.metrics.items()
+    }
+    logged = {
+        (point.key, point.timestamp, point.step, point.value)
+        for name in stored.metrics()
+        for point in stored.client.get_metric_history(stored.only_run().info.run_id, name)
+    }
+    assert again == logged

@@ -1,0 +1,43 @@
+"""Records in, snapshots out: the same for a run that is under way and for a journal that is read again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from mlflow_tokens.account import Account, fold
+from mlflow_tokens.metrics import Snapshot, derive
+from mlflow_tokens.records import Quantities, Record, SegmentStart
+
+
+class Ledger:
+    """The account so far, and the window that the rates of the next snapshot are of."""
+
+    def __init__(self) -> None:
+        self.account = Account()
+        self._window_start: Account | None = None
+
+    def apply(self, record: Record) -> Snapshot | None:
+        """Fold one record; of quantities there is a snapshot."""
+        before = self.account
+        self.account = fold(before, record)
+        if isinstance(record, SegmentStart):
+            self._window_start = None
+        if not isinstance(record, Quantities):
+            return None
+        if self._window_start is None:
+            # A segment's first window begins with it, once its price is known: what it trained before a
+            # restart is no speed of its own.
+            self._window_start = before
+        snapshot = derive(self.account, self._window_start, record.kind, record.seq)
+        if record.kind == "step":
+            self._window_start = self.account
+        return snapshot
+
+
+def replay(records: Iterable[Record], after_seq: int = 0) -> Iterator[Snapshot]:
+    """The snapshots of a journal whose number is greater than `after_seq`, in order."""
+    ledger = Ledger()
+    for record in records:
+        snapshot = ledger.apply(record)
+        if snapshot is not None and snapshot.seq > after_seq:
+            yield snapshot
