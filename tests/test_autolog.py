@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +13,7 @@ import mlflow
 import numpy as np
 import paddle
 import pytest
+from mlflow import MlflowClient
 from paddle import nn
 from paddle.nn import functional as F
 
@@ -247,6 +251,44 @@ def test_training_is_the_same_to_the_bit_with_and_without_us(stored: Stored) -> 
     assert run() == without
     mlflow_tokens.autolog(disable=True)
     assert "tokens/computed" in stored.metrics()
+
+
+def test_the_scripts_random_numbers_are_its_own(stored: Stored) -> None:
+    """MLflow names a run with Python's global generator: also when it does so for us, in the background."""
+
+    def run() -> list[float]:
+        random.seed(5)
+        train(outside, dataset(12))
+        drawn = [random.random()]
+        mlflow_tokens.autolog(disable=True)
+        return [*drawn, random.random()]
+
+    without = run()
+    mlflow_tokens.autolog(pad_token_id=PAD, log_every_steps=1)
+    assert run() == without
+    assert len(stored.runs()) == 1
+    # The script's own use of MLflow draws what it always drew.
+    random.seed(5)
+    MlflowClient().create_run("0")
+    after_a_name = random.random()
+    random.seed(5)
+    assert random.random() != after_a_name
+
+
+def test_a_copy_of_the_model_is_not_the_model(stored: Stored) -> None:
+    mlflow_tokens.autolog(pad_token_id=PAD)
+    model = Model()
+    first, _ = train(outside, dataset(3), model=model)
+    averaged, pickled = copy.deepcopy(model), pickle.dumps(model)
+    ids, labels = dataset(1)[0]
+    for other in (averaged, pickle.loads(pickled)):
+        other(paddle.to_tensor(ids))  # in training mode, with gradients on
+        other(input_ids=paddle.to_tensor(ids))
+    assert b"mlflow_tokens" not in pickled
+    second, _ = train(outside, dataset(3), model=model)
+    mlflow_tokens.autolog(disable=True)
+    assert stored.metrics()["tokens/computed"] == first.computed + second.computed
+    assert stored.points("tokens/computed")[-1][0] == 6
 
 
 def test_validation_in_the_loop_is_neither_tokens_nor_training_time(stored: Stored) -> None:

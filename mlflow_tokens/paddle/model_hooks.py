@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import threading
 import weakref
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +19,27 @@ from mlflow_tokens.tracker import Tracker
 
 #: Micro-batches that a model may be fed before an optimizer steps; more were never meant to be trained.
 _PENDING_LIMIT = 4096
+
+
+class _Hook:
+    """A hook of ours on a layer, of which copies do nothing.
+
+    A deep copy of a model (an average of its weights, a teacher) is not the model that is trained, and a
+    model that is pickled must load where mlflow_tokens is not installed: a copy is the exit of the
+    standard library's null context, which takes anything and returns None.
+    """
+
+    def __init__(self, call: Callable[..., None]) -> None:
+        self._call = call
+
+    def __call__(self, *arguments: Any) -> None:
+        self._call(*arguments)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return nullcontext().__exit__
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (nullcontext(), "__exit__")
 
 
 class ModelHooks:
@@ -98,10 +121,12 @@ class ModelHooks:
         if layer is None:
             return
         self._trained.add(layer)
-        self._handles.append(layer.register_forward_pre_hook(self._trained_layer_called, with_kwargs=True))
+        self._handles.append(
+            layer.register_forward_pre_hook(_Hook(self._trained_layer_called), with_kwargs=True)
+        )
         if isinstance(layer, paddle.DataParallel):
             # Evaluation often calls the wrapped model itself.
-            self._handles.append(layer._layers.register_forward_pre_hook(self._wrapped_layer_called))
+            self._handles.append(layer._layers.register_forward_pre_hook(_Hook(self._wrapped_layer_called)))
 
     # ---- what Paddle calls ------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from mlflow_tokens.metrics import Snapshot
+from mlflow_tokens.sinks.randomness import leave_the_scripts_random_numbers_alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,8 @@ class MlflowSink:
         from mlflow import MlflowClient
         from mlflow.entities import Metric, RunTag
 
+        if self._run_id is None:
+            leave_the_scripts_random_numbers_alone(self._binding.tracking_uri)
         run_id = self._run_id or self._bind()
         MlflowClient(self._binding.tracking_uri).log_batch(
             run_id,
