@@ -24,10 +24,14 @@ class ScriptHooks:
     def install(self) -> None:
         """Wrap the methods of MLflow's client that all its logging goes through, and VisualDL's."""
         from mlflow import MlflowClient
+        from mlflow.tracking import fluent
 
         self._patches.wrap(MlflowClient, "log_metric", self._log_metric)
         self._patches.wrap(MlflowClient, "log_batch", self._log_batch)
         self._patches.wrap(MlflowClient, "set_terminated", self._set_terminated)
+        # What log_metric() and its like call to find the active run, or to start one where there is none.
+        if "_get_or_start_run" in vars(fluent):
+            self._patches.wrap(fluent, "_get_or_start_run", self._get_or_start_run)
         visualdl = sys.modules.get("visualdl")
         if visualdl is not None:
             self._patches.wrap(visualdl.LogWriter, "add_scalar", self._add_scalar)
@@ -58,6 +62,20 @@ class ScriptHooks:
         result = original(writer, *args, **kwargs)
         self._logged(None, kwargs.get("step", args[2] if len(args) > 2 else None))
         return result
+
+    def _get_or_start_run(self, original: Any) -> Any:
+        if not is_our_thread():
+            try:
+                self._join_our_run()
+            except Exception as error:
+                say_once("join", "The script's metrics could not join the run of ours: %r", error)
+        return original()
+
+    def _join_our_run(self) -> None:
+        import mlflow
+
+        if mlflow.active_run() is None and (run_id := self._tracker.run_for_script()) is not None:
+            mlflow.start_run(run_id=run_id)
 
     def _set_terminated(
         self, original: Any, client: Any, run_id: str, status: str | None = None, *args: Any, **kwargs: Any

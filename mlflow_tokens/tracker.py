@@ -108,7 +108,7 @@ class Tracker:
         self._closed = False
         self._failure: str | None = None
         self._recorder: Recorder | None = None
-        self._binding: RunBinding | None = None
+        self._mlflow: MlflowSink | None = None
         self._run_id: str | None = None
         self._segment = ""
         self._baseline: Mapping[int, Reading] = {}
@@ -251,6 +251,13 @@ class Tracker:
                 self._begin_run(RunBinding(run_id, active_binding().tracking_uri))
             self._end_run(status)
 
+    def run_for_script(self) -> str | None:
+        """The run that we have started: a script that logs without a run of its own joins it.
+
+        It is being started in the background at worst; it is waited for as a script waits for its own.
+        """
+        return None if self._closed or self._mlflow is None else self._mlflow.started_run(EXIT_TIMEOUT)
+
     def failed(self, kind: type[BaseException]) -> None:
         """An exception is about to end the process."""
         self._failure = status_of(kind)
@@ -279,7 +286,7 @@ class Tracker:
 
     def _begin_run(self, binding: RunBinding) -> Recorder:
         segment = describe_segment(self._job, self.options)
-        self._binding, self._run_id, self._segment = binding, binding.run_id, segment.segment
+        self._run_id, self._segment = binding.run_id, segment.segment
         price = self.options.price
         recorder = Recorder(
             segment=segment,
@@ -296,7 +303,8 @@ class Tracker:
                 self._run_id = run_id
             recorder.run_known(RunBound(run_id, binding.tracking_uri))
 
-        writers = [Writer(MlflowSink(binding, tags, run_known))]
+        self._mlflow = MlflowSink(binding, tags, run_known)
+        writers = [Writer(self._mlflow)]
         if self.options.visualdl is not None:
             writers.append(Writer(VisualDLSink(self.options.visualdl, tags)))
         self._recorder = recorder
@@ -315,7 +323,7 @@ class Tracker:
         question = Question(self.meter.current_step, live=True, last=self._closed)
         moment = Moment("final", question, position, time.time(), time.monotonic(), status)
         self._baseline = recorder.end(moment)
-        self._run_id = self._binding = None
+        self._run_id = self._mlflow = None
         self._cadence = Cadence(self.options.log_every_steps)
 
     # ---- ranks ------------------------------------------------------------------------------------

@@ -280,7 +280,7 @@ def test_a_copy_of_the_model_is_not_the_model(stored: Stored) -> None:
     model = Model()
     first, _ = train(outside, dataset(3), model=model)
     averaged, pickled = copy.deepcopy(model), pickle.dumps(model)
-    ids, labels = dataset(1)[0]
+    ids, _ = dataset(1)[0]
     for other in (averaged, pickle.loads(pickled)):
         other(paddle.to_tensor(ids))  # in training mode, with gradients on
         other(input_ids=paddle.to_tensor(ids))
@@ -412,6 +412,23 @@ def test_ours_are_logged_at_the_steps_at_which_the_script_logs(stored: Stored) -
     assert losses <= set(ours)
     assert ours == sorted(ours)
     assert ours[-1] == 19  # the last step, counted from 0 as the script does
+
+
+def test_a_script_that_logs_without_a_run_joins_ours(stored: Stored) -> None:
+    mlflow_tokens.autolog(pad_token_id=PAD, log_every_steps=2)
+    model = Model()
+    optimizer = paddle.optimizer.AdamW(1e-2, parameters=model.parameters())
+    for index, (ids, labels) in enumerate(dataset(20), start=1):
+        loss = outside(model, paddle.to_tensor(ids), paddle.to_tensor(labels))
+        loss.backward()
+        optimizer.step()
+        if index % 10 == 0:
+            mlflow.log_metric("loss", float(loss), step=index)
+    mlflow_tokens.autolog(disable=True)
+    mlflow.end_run()
+    assert [step for step, _ in stored.points("loss")] == [10, 20]
+    assert {10, 20} <= {step for step, _ in stored.points("tokens/computed")}
+    assert stored.only_run().info.status == "FINISHED"
 
 
 def test_disable_takes_every_hook_out(stored: Stored) -> None:

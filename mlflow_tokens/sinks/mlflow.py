@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -39,7 +40,12 @@ class MlflowSink:
         self._tags = dict(tags)
         self._on_run = on_run
         self._run_id: str | None = None
+        self._run_known = threading.Event()
         self._tagged = False
+
+    def started_run(self, timeout: float) -> str | None:
+        """The id of the run that this sink started, waited for `timeout` s; None if it started none."""
+        return self._run_id if self._binding.run_id is None and self._run_known.wait(timeout) else None
 
     def write(self, snapshot: Snapshot) -> None:
         """Write the snapshot, and with the first one the tags."""
@@ -76,5 +82,6 @@ class MlflowSink:
             # later start_run() does not find one in its way. start_run() gives the run its
             # user and git commit, and obeys MLFLOW_RUN_ID and MLFLOW_EXPERIMENT_NAME.
             self._run_id = mlflow.start_run(run_name=os.environ.get("MLFLOW_RUN_NAME")).info.run_id
+        self._run_known.set()
         self._on_run(self._run_id)
         return self._run_id
