@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from mlflow_tokens.account import Account, fold
-from mlflow_tokens.metrics import Snapshot, derive
+from mlflow_tokens.metrics import TOTALS, Snapshot, derive
 from mlflow_tokens.records import Quantities, Record, SegmentStart
 
 
@@ -15,6 +17,7 @@ class Ledger:
     def __init__(self) -> None:
         self.account = Account()
         self._window_start: Account | None = None
+        self._known: set[str] = set()
 
     def apply(self, record: Record) -> Snapshot | None:
         """Fold one record; of quantities there is a snapshot."""
@@ -28,10 +31,22 @@ class Ledger:
             # A segment's first window begins with it, once its price is known: what it trained before a
             # restart is no speed of its own.
             self._window_start = before
-        snapshot = derive(self.account, self._window_start, record.kind, record.seq)
+        snapshot = self._close_unknown(derive(self.account, self._window_start, record.kind, record.seq))
         if record.kind == "step":
             self._window_start = self.account
         return snapshot
+
+    def _close_unknown(self, snapshot: Snapshot) -> Snapshot:
+        """End the series of a total that has become unknown with one NaN.
+
+        A store's latest value would stay the last one known, and be read as the run's.
+        """
+        if snapshot.kind == "heartbeat":
+            return snapshot
+        totals = {name for name in snapshot.metrics if name in TOTALS}
+        unknown = dict.fromkeys(sorted(self._known - totals), math.nan)
+        self._known = totals
+        return replace(snapshot, metrics={**snapshot.metrics, **unknown})
 
 
 def replay(records: Iterable[Record], after_seq: int = 0) -> Iterator[Snapshot]:

@@ -149,6 +149,20 @@ METRICS: tuple[MetricSpec, ...] = (
     ),
 )
 
+#: Metrics of the whole run so far, as opposed to those of the window since the last snapshot.
+TOTALS = frozenset(
+    {
+        *(f"tokens/{kind}" for kind in ("computed", "valid", "trained", "effective")),
+        "throughput/tokens_per_second_average",
+        "throughput/tokens_per_second_per_device_average",
+        "throughput/tokens_per_second_wall",
+        "cost/total",
+        "cost/per_million_tokens",
+        "cost/per_million_computed_tokens",
+        "device/hours",
+    }
+)
+
 #: What a heartbeat logs: the numbers that grow while nothing is trained.
 HEARTBEAT_METRICS = ("cost/total", "device/hours", "throughput/tokens_per_second_wall")
 

@@ -78,6 +78,7 @@ class Recorder:
         self._position = position
         self._now = now
         self._seq = 0
+        self._last: Snapshot | None = None
         self._journal_path = journal_path
         self._journal: Journal | None = None
         self._journal_lock = threading.Lock()
@@ -146,13 +147,15 @@ class Recorder:
         self._seq += 1
         record = quantities(self._segment, self._seq, moment, self._readings, self._baseline)
         snapshot = self._record(record)
-        if snapshot is not None:
+        if moment.kind == "final":
+            self._last = snapshot
+        elif snapshot is not None:
             for writer in self._writers:
                 writer.put(snapshot)
 
     def _finish(self, status: str) -> None:
         for writer in self._writers:
-            writer.end(status)
+            writer.end(self._last, status)
         deadline = time.monotonic() + EXIT_TIMEOUT
         late = [writer.sink_name for writer in self._writers if not writer.wait(deadline)]
         if late:

@@ -56,6 +56,7 @@ class Stored:
     """What is in a store, read with MLflow's own client."""
 
     def __init__(self, uri: str) -> None:
+        self.uri = uri
         self.client = MlflowClient(uri)
 
     def runs(self) -> list[Run]:

@@ -318,6 +318,29 @@ def test_validation_in_the_loop_is_neither_tokens_nor_training_time(stored: Stor
     )
 
 
+@pytest.mark.parametrize("turned", ["inner", "wrapper"])
+@pytest.mark.parametrize("called", ["inner", "wrapper"])
+def test_evaluation_through_the_wrapper_or_through_the_model_itself(
+    stored: Stored, turned: str, called: str
+) -> None:
+    tracker = mlflow_tokens.autolog(pad_token_id=PAD)
+    assert tracker is not None
+    models = {"inner": Model()}
+    models["wrapper"] = paddle.DataParallel(models["inner"])
+    recount = Recount()
+    optimizer = paddle.optimizer.AdamW(1e-2, parameters=models["wrapper"].parameters())
+    for ids, labels in dataset(3):
+        models[turned].train()
+        outside(models["wrapper"], paddle.to_tensor(ids), paddle.to_tensor(labels)).backward()
+        optimizer.step()
+        recount.add(ids, labels)
+        models[turned].eval()
+        outside(models[called], paddle.to_tensor(ids), paddle.to_tensor(labels))  # with gradients on
+        assert tracker.meter.clock.phase == "eval"
+    mlflow_tokens.autolog(disable=True)
+    assert recount.equals(stored.metrics())
+
+
 def test_a_checkpoint_is_not_training_time(stored: Stored, tmp_path: Any) -> None:
     tracker = mlflow_tokens.autolog(pad_token_id=PAD)
     assert tracker is not None

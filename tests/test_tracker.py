@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import mlflow
@@ -12,8 +14,11 @@ import pytest
 
 import mlflow_tokens
 from mlflow_tokens.account import account_of
+from mlflow_tokens.comparison.mlflow_reader import MlflowReader
+from mlflow_tokens.comparison.table import rank
 from mlflow_tokens.journal import read_journal
 from mlflow_tokens.ledger import replay
+from mlflow_tokens.metrics import Snapshot
 from mlflow_tokens.records import Quantities, RunBound, SegmentEnd
 from tests.conftest import Stored
 
@@ -147,6 +152,53 @@ def test_an_exception_passes_through_and_ends_our_run_accordingly(
         raise error
     assert stored.only_run().info.status == status
     assert stored.metrics()["tokens/computed"] == 8  # the step that did not end does not count
+
+
+def test_a_total_that_becomes_unknown_is_not_left_at_its_last_known_value(stored: Stored) -> None:
+    with mlflow_tokens.Tracker(price="2 USD/device-hour") as tracker:
+        for step in range(30):
+            tracker.count(computed=16, valid=16 if step != 15 else None, trained=16)
+            tracker.step()
+    metrics = stored.metrics()
+    assert (metrics["tokens/computed"], metrics["tokens/trained"]) == (480, 480)
+    for name in ("tokens/valid", "tokens/effective", "cost/per_million_tokens"):
+        assert math.isnan(metrics[name])
+        values = [value for _, value in stored.points(name)]
+        assert [math.isnan(value) for value in values] == [False, True]  # at 10 and 20, and no more
+    (line,) = rank(MlflowReader(stored.uri).runs())
+    assert (line.rank, line.cost_per_million, line.tokens_effective, line.tokens_computed) == (
+        None,
+        None,
+        None,
+        480,
+    )
+
+
+def test_the_final_figures_do_not_wait_for_a_backlog(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mlflow_tokens.sinks.mlflow import MlflowSink
+
+    write, began, go_on = MlflowSink.write, threading.Event(), threading.Event()
+    written: list[int] = []
+
+    def slow(sink: MlflowSink, snapshots: list[Snapshot]) -> None:
+        began.set()
+        assert go_on.wait(60)
+        write(sink, snapshots)
+        written.extend(snapshot.step for snapshot in snapshots)
+
+    monkeypatch.setattr(MlflowSink, "write", slow)
+    tracker = mlflow_tokens.Tracker(log_every_steps=1)
+    for _ in range(150):
+        tracker.count(computed=1, valid=1)
+        tracker.step()
+    assert began.wait(60)
+    threading.Timer(0.2, go_on.set).start()
+    tracker.close()
+    assert sorted(written) == [*range(1, 151), 150]
+    # Behind what was being written when the run ended comes the final snapshot, before the rest.
+    behind = written[written.index(150) :]
+    assert written.index(150) <= 64 and len(behind) > 64
+    assert {step for step, _ in stored.points("tokens/computed")} == set(range(1, 151))
 
 
 def test_evaluation_time_is_told_apart(stored: Stored) -> None:

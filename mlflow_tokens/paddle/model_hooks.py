@@ -148,7 +148,7 @@ class ModelHooks:
             return
         candidate = self._candidates.get(id(layer))
         known = candidate is not None and candidate.layer() is layer
-        if not (layer.training and paddle.is_grad_enabled()):
+        if not _is_training(layer):
             if known:
                 self._tracker.evaluates()
             return
@@ -166,7 +166,7 @@ class ModelHooks:
 
     def _trained_layer_called(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         try:
-            if not (layer.training and paddle.is_grad_enabled()):
+            if not _is_training(layer):
                 self._tracker.evaluates()
             elif paddle.in_dynamic_mode():
                 self._newest_is_candidate = False
@@ -176,7 +176,7 @@ class ModelHooks:
 
     def _wrapped_layer_called(self, layer: Any, _args: tuple[Any, ...]) -> None:
         try:
-            if not (layer.training and paddle.is_grad_enabled()):
+            if not _is_training(layer):
                 self._tracker.evaluates()
         except Exception as error:
             self._tracker.counting_failed(error)
@@ -202,12 +202,9 @@ class ModelHooks:
     def _names_of(self, layer: Any) -> tuple[str, ...]:
         """Names of the positional parameters of `forward`; of the wrapped model where a wrapper hides it."""
         if layer not in self._names:
-            inner = layer
-            while isinstance(inner, paddle.DataParallel):
-                inner = inner._layers
             kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
             # The class's function: to_static puts an object without a signature into the instance.
-            _self, *parameters = inspect.signature(type(inner).forward).parameters.values()
+            _self, *parameters = inspect.signature(type(_unwrapped(layer)).forward).parameters.values()
             self._names[layer] = tuple(parameter.name for parameter in parameters if parameter.kind in kinds)
         return self._names[layer]
 
@@ -268,6 +265,21 @@ def _leaders(found: list[_Candidate]) -> list[_Candidate]:
     layers = [candidate.layer() for candidate in found]
     parts = {id(part) for layer in layers if layer is not None for part in layer.sublayers()}
     return [candidate for candidate, layer in zip(found, layers, strict=True) if id(layer) not in parts]
+
+
+def _unwrapped(layer: Any) -> Any:
+    """The model itself, where a wrapper for data parallelism is around it."""
+    while isinstance(layer, paddle.DataParallel):
+        layer = layer._layers
+    return layer
+
+
+def _is_training(layer: Any) -> bool:
+    """Whether a call of this layer now is one to learn from.
+
+    A script that calls `eval()` on the model it has wrapped leaves the wrapper in training mode.
+    """
+    return bool(_unwrapped(layer).training) and paddle.is_grad_enabled()
 
 
 def _trained(labels: Any, ignore_index: int) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mlflow_tokens.metrics import Snapshot
@@ -28,12 +28,13 @@ def active_binding() -> RunBinding:
 
 
 class MlflowSink:
-    """Writes with `log_batch`: one request a snapshot, with the snapshot's own time.
+    """Writes with `log_batch`, as many snapshots a request as MLflow takes, with each snapshot's own time.
 
     A repeated request is harmless: MLflow drops exact repeats of (name, time, step, value).
     """
 
     name = "MLflow"
+    in_order = False
 
     def __init__(self, binding: RunBinding, tags: Mapping[str, str], on_run: Callable[[str], None]) -> None:
         self._binding = binding
@@ -47,23 +48,25 @@ class MlflowSink:
         """The id of the run that this sink started, waited for `timeout` s; None if it started none."""
         return self._run_id if self._binding.run_id is None and self._run_known.wait(timeout) else None
 
-    def write(self, snapshot: Snapshot) -> None:
-        """Write the snapshot, and with the first one the tags."""
+    def write(self, snapshots: Sequence[Snapshot]) -> None:
+        """Write snapshots, and with the first one the tags."""
         from mlflow import MlflowClient
         from mlflow.entities import Metric, RunTag
+        from mlflow.utils.validation import MAX_METRICS_PER_BATCH
 
         if self._run_id is None:
             leave_the_scripts_random_numbers_alone(self._binding.tracking_uri)
         run_id = self._run_id or self._bind()
-        MlflowClient(self._binding.tracking_uri).log_batch(
-            run_id,
-            metrics=[
-                Metric(name, float(value), snapshot.timestamp_ms, snapshot.position)
-                for name, value in snapshot.metrics.items()
-            ],
-            tags=[] if self._tagged else [RunTag(key, value) for key, value in self._tags.items()],
-        )
-        self._tagged = True
+        client = MlflowClient(self._binding.tracking_uri)
+        metrics = [
+            Metric(name, float(value), snapshot.timestamp_ms, snapshot.position)
+            for snapshot in snapshots
+            for name, value in snapshot.metrics.items()
+        ]
+        for start in range(0, len(metrics), MAX_METRICS_PER_BATCH):
+            tags = [] if self._tagged else [RunTag(key, value) for key, value in self._tags.items()]
+            client.log_batch(run_id, metrics=metrics[start : start + MAX_METRICS_PER_BATCH], tags=tags)
+            self._tagged = True
 
     def close(self, status: str) -> None:
         """End the run if this sink started it; a run of the user's is the user's to end."""

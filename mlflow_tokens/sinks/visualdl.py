@@ -7,8 +7,9 @@ curves. What must be exact is in `mlflow_tokens.json` in the same directory.
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,23 +33,25 @@ class VisualDLSink:
     """Writes under `<log directory>/tokens/`, made when the first snapshot comes."""
 
     name = "VisualDL"
+    in_order = True
 
     def __init__(self, logdir: Path, tags: Mapping[str, str]) -> None:
         self._directory = logdir / SUBDIRECTORY
         self._tags = dict(tags)
         self._writer: Any = None
 
-    def write(self, snapshot: Snapshot) -> None:
+    def write(self, snapshots: Sequence[Snapshot]) -> None:
         """Add a scalar for every metric, then replace the sidecar."""
         if self._writer is None:
             from visualdl import LogWriter
 
             self._writer = LogWriter(logdir=str(self._directory), file_name=FILE_NAME)
-        for name, value in snapshot.metrics.items():
-            self._writer.add_scalar(
-                tag=name, value=float(value), step=snapshot.position, walltime=snapshot.timestamp_ms
-            )
-        self._write_sidecar(snapshot)
+        for snapshot in snapshots:
+            for name, value in snapshot.metrics.items():
+                self._writer.add_scalar(
+                    tag=name, value=float(value), step=snapshot.position, walltime=snapshot.timestamp_ms
+                )
+        self._write_sidecar(snapshots[-1])
 
     def close(self, status: str) -> None:
         """Flush and close the record file."""
@@ -62,7 +65,8 @@ class VisualDLSink:
             "position": snapshot.position,
             "timestamp_ms": snapshot.timestamp_ms,
             "counts": dict(snapshot.counts),
-            "metrics": dict(snapshot.metrics),
+            # JSON knows no NaN: what has become unknown is null.
+            "metrics": {k: v if math.isfinite(v) else None for k, v in snapshot.metrics.items()},
         }
         path = self._directory / SIDECAR_NAME
         partial = path.with_suffix(".partial")
