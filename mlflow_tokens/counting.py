@@ -7,6 +7,7 @@ arrays. Sums stay on the device as 0-d arrays; nothing here reads device memory.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -49,7 +50,7 @@ class PadPolicy:
 class BatchCounts:
     """Tokens of one micro-batch; None means unknown, and `reason` says why."""
 
-    computed: int | None
+    computed: Scalar | None
     valid: Scalar | None
     trained: Scalar | None
     label_sizes: frozenset[int] = frozenset()
@@ -95,6 +96,35 @@ def count_batch(fields: Fields, policy: PadPolicy) -> BatchCounts:
             break
         valid = valid + part
     return BatchCounts(sum(sizes), valid, trained, label_sizes, reason)
+
+
+def given_counts(computed: Any, valid: Any, trained: Any) -> BatchCounts:
+    """Counts that somebody states; None where nothing is said.
+
+    Raises:
+        ValueError, TypeError: not a whole number of tokens, or more valid or trained tokens than computed.
+    """
+    counts = {"computed": computed, "valid": valid, "trained": trained}
+    known = {name: _whole(name, value) for name, value in counts.items() if value is not None}
+    most = known.get("computed")
+    for name, value in known.items():
+        if isinstance(most, int) and isinstance(value, int) and value > most:
+            raise ValueError(f"{name}={value} tokens are more than the computed={most}")
+    return BatchCounts(
+        known.get("computed"),
+        known.get("valid"),
+        known.get("trained"),
+        reason="the counts given leave it out",
+    )
+
+
+def _whole(name: str, value: Any) -> Scalar:
+    """An int; a tensor of one integer stays on its device, where its value is not looked at."""
+    if _is_integer(value) and size(value) == 1 and type(value).__module__ != "numpy":
+        return value.reshape([])
+    if isinstance(value, bool) or (number := operator.index(value)) < 0:
+        raise ValueError(f"{name}={value!r} is not a number of tokens")
+    return number
 
 
 def count_labels(labels: Any, ignore_index: int, label_sizes: Iterable[int]) -> Scalar | None:

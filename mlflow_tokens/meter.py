@@ -34,7 +34,7 @@ class _Tally:
     """Running totals; the scalars may still be on the device. A total once unknown stays unknown."""
 
     micro_batches: int = 0
-    computed: int | None = 0
+    computed: Scalar | None = 0
     valid: Scalar | None = 0
     trained: Scalar | None = 0
 
@@ -112,6 +112,11 @@ class Meter:
             self._step = mark.step
         return mark.step
 
+    def drop_unfinished_step(self) -> None:
+        """Forget micro-batches that no step has ended: their run is over."""
+        self._awaiting_labels.clear()
+        self._running = self._history[-1].tally
+
     def reading(self, step: int = 0, *, live: bool = False, final: bool = False) -> Reading | None:
         """Totals at the end of `step`; None while it is not finished.
 
@@ -133,7 +138,7 @@ class Meter:
             rank=self.rank,
             step=mark.step,
             micro_batches=tally.micro_batches,
-            computed=tally.computed,
+            computed=_to_int(tally.computed),
             valid=_to_int(tally.valid),
             trained=_to_int(tally.trained),
             seconds=mark.seconds,

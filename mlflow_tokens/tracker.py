@@ -14,7 +14,7 @@ from typing import Any
 
 from mlflow_tokens.cadence import Cadence
 from mlflow_tokens.clock import Phase, PhaseClock, process_started
-from mlflow_tokens.counting import BatchCounts, Scalar, count_batch, find_fields
+from mlflow_tokens.counting import BatchCounts, Scalar, count_batch, find_fields, given_counts
 from mlflow_tokens.describe import describe_segment, tags_of
 from mlflow_tokens.meter import Meter, Reading
 from mlflow_tokens.notices import say_once, set_up
@@ -135,12 +135,12 @@ class Tracker:
             batch: what the loader gave: a mapping with input_ids (and attention_mask, labels), an array
                 of ids, or a sequence of those. Arrays are Paddle's or NumPy's.
             computed, valid, trained: token counts, instead of a batch; leave out what is unknown.
+
+        Never raises: what cannot be counted makes the totals unknown, with one line that says why.
         """
         try:
             if batch is None:
-                self.count_tokens(
-                    BatchCounts(computed, valid, trained, reason="the counts given leave it out")
-                )
+                self.count_tokens(given_counts(computed, valid, trained))
             else:
                 self.count_tokens(count_batch(find_fields(batch), self.options.pad_policy))
         except Exception as error:
@@ -319,6 +319,7 @@ class Tracker:
                     return
                 recorder = self._begin_run(active_binding())
             self._recorder = None
+        self.meter.drop_unfinished_step()
         position = self._cadence.position(self._steps(), self._micro_batches())
         question = Question(self.meter.current_step, live=True, last=self._closed)
         moment = Moment("final", question, position, time.time(), time.monotonic(), status)

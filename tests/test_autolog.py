@@ -410,6 +410,21 @@ def test_each_run_of_a_sweep_in_one_process_has_its_own_totals(stored: Stored) -
     assert hours == pytest.approx(tracker_hours)
 
 
+def test_micro_batches_of_a_step_that_never_ended_are_not_the_next_runs(stored: Stored) -> None:
+    mlflow_tokens.autolog(pad_token_id=PAD)
+    recounts = []
+    for seed in range(2):
+        batches = dataset(13, seed=seed)
+        with mlflow.start_run():
+            train(outside, batches, accumulate=4)  # 3 steps, and a micro-batch that is left over
+        recounts.append(Recount())
+        for ids, labels in batches[:12]:
+            recounts[-1].add(ids, labels)
+    mlflow_tokens.autolog(disable=True)
+    for run, recount in zip(stored.runs(), recounts, strict=True):
+        assert recount.equals(run.data.metrics)
+
+
 def test_a_run_of_fewer_steps_than_the_interval_still_has_its_totals(stored: Stored) -> None:
     mlflow_tokens.autolog(pad_token_id=PAD)
     with mlflow.start_run() as run:

@@ -74,6 +74,35 @@ def test_without_a_price_there_are_no_costs_and_one_line_says_how_to_give_one(
     assert "price='2.0 USD/device-hour'" in advice[0]
 
 
+@pytest.mark.parametrize(
+    ("counts", "logged"),
+    [
+        ({"computed": np.int64(16), "valid": np.int32(9)}, {"computed": 192, "valid": 108, "effective": 108}),
+        (
+            {"computed": 0, "valid": 0, "trained": 0},
+            {"computed": 0, "valid": 0, "trained": 0, "effective": 0},
+        ),
+        ({"valid": 3}, {"valid": 36, "effective": 36}),
+        ({"computed": 16.0}, {}),
+        ({"computed": "16"}, {}),
+        ({"computed": True}, {}),
+        ({"computed": -5}, {}),
+        ({"computed": 10, "valid": 20}, {}),
+        ({"computed": 10, "trained": 11}, {}),
+    ],
+)
+def test_counts_by_hand_are_whole_numbers_or_unknown(
+    stored: Stored, capsys: pytest.CaptureFixture[str], counts: dict[str, object], logged: dict[str, int]
+) -> None:
+    with mlflow_tokens.Tracker() as tracker:
+        for _ in range(12):
+            tracker.count(**counts)  # type: ignore[arg-type]
+            tracker.step()
+    tokens = {name: value for name, value in stored.metrics().items() if name.startswith("tokens/")}
+    assert tokens == {f"tokens/{kind}": value for kind, value in logged.items()}
+    assert capsys.readouterr().err.count("Counting failed") == (not logged)
+
+
 def test_silent_prints_nothing(stored: Stored, capsys: pytest.CaptureFixture[str]) -> None:
     with mlflow_tokens.Tracker(silent=True) as tracker:
         tracker.count(object())
