@@ -51,8 +51,10 @@ class Account:
 
     @property
     def cost(self) -> Decimal | None:
-        """The sum of the cells, or None where a price was missing."""
+        """The sum of the cells, or None where a price or the device time of a rank is missing."""
         if self.currency is None or self.unpriced_seconds > 0 or self.mixed_currencies:
+            return None
+        if self.segment is not None and self.ranks_reporting not in (0, self.segment.world_size):
             return None
         return sum(self.cells.values(), Decimal(0))
 

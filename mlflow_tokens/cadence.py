@@ -88,6 +88,10 @@ class Cadence:
             None if (step, position) == (self._last_step, self._last_position) else self._take(step, position)
         )
 
+    def restart(self, step: int, micro_batches: int, earlier_position: int) -> int:
+        """The run turns out to have a past, up to `earlier_position`: the position of its next snapshot."""
+        return self._take(step, max(earlier_position, self._axis(step, micro_batches)))
+
     def _axis(self, step: int, micro_batches: int) -> int:
         return self._offset + (micro_batches if self._by_micro_batch else step)
 

@@ -16,12 +16,13 @@ from typing import Any
 Scalar = Any
 
 _IDS = ("input_ids", "decoder_input_ids")
-_IDS_ALIASES = ("src_ids", "token_ids", "tokens", "ids", "src", "x", "input", "inputs")
+_IDS_NAMES = ("src_ids", "token_ids", "tokens", "ids")
+_IDS_ALIASES = (*_IDS_NAMES, "src", "x", "input", "inputs")
 _MASKS = ("attention_mask", "padding_mask")
-_LABELS = ("labels", "label", "target_ids", "targets", "lm_labels")
+_LABELS = ("labels", "label", "target_ids", "targets", "lm_labels", "target", "y")
 _NOT_IDS = (
-    "position_ids token_type_ids segment_ids task_type_ids seq_lens lengths cu_seqlens loss_mask attn_mask "
-    "decoder_attention_mask attn_mask_startend_row_indices"
+    "t timesteps position_ids token_type_ids segment_ids task_type_ids seq_lens lengths cu_seqlens "
+    "loss_mask attn_mask decoder_attention_mask attn_mask_startend_row_indices"
 )
 _NEVER_IDS = frozenset((*_MASKS, *_LABELS, *_NOT_IDS.split()))
 _INTEGERS = ("int64", "int32", "int16")
@@ -153,7 +154,11 @@ def find_fields(arguments: Any, names: tuple[str, ...] = ()) -> Fields:
         candidates = [named.get(name) for name in _IDS_ALIASES]
         candidates += unnamed
         candidates += [value for name, value in named.items() if name not in _NEVER_IDS]
-        ids = tuple(value for value in candidates if _is_ids(value))[:1]
+        ids = tuple(
+            value for value in candidates if value is not None and _is_ids(value) and len(value.shape) == 2
+        )[:1]
+        # A flat batch is told from a class a row or a time step by its name alone.
+        ids = ids or tuple(named[name] for name in _IDS_NAMES if _is_ids(named.get(name)))[:1]
     return Fields(
         ids=ids,
         mask=_first(named, _MASKS),
@@ -191,8 +196,8 @@ def _is_integer(value: Any) -> bool:
     return is_array(value) and str(value.dtype).rpartition(".")[2] in _INTEGERS
 
 
-def _is_ids(value: Any) -> bool:
-    return _is_integer(value) and len(value.shape) in (1, 2)
+def _is_ids(value: Any, dimensions: tuple[int, ...] = (1, 2)) -> bool:
+    return _is_integer(value) and len(value.shape) in dimensions
 
 
 def _first(named: Mapping[str, Any], names: Iterable[str]) -> Any:

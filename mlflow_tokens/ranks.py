@@ -28,6 +28,8 @@ _LINE_LIMIT = 64 * 1024
 #: Seconds between attempts to reach rank 0, and between looks at whether an asked-for step is finished.
 _RETRY = 0.5
 _LOOK = 0.02
+#: Seconds after which a rank that has not finished the step asked for answers with what it has.
+_PATIENCE, _PATIENCE_LIVE = 4.0, 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,8 @@ class RankServer:
         self._question: Question | None = None
         self._asked = 0
         self._answers: dict[int, int] = {}
+        self._behind: set[int] = set()
+        self._hurrying = False
         self._closing = False
         self._thread = threading.Thread(target=self._serve, name="mlflow_tokens-ranks", daemon=True)
         self._thread.start()
@@ -103,7 +107,8 @@ class RankServer:
         """Ask all other ranks, wait at most `timeout` s, and return the newest reading of each.
 
         Ranks that are connected are waited for, and those that have never been if `wait_for_absent`.
-        A rank that has said its last counts with that.
+        A rank that has said its last counts with that; one that is behind is not waited for again until
+        it has caught up.
         """
         deadline = time.monotonic() + timeout
         with self._changed:
@@ -113,9 +118,16 @@ class RankServer:
             while self._missing(wait_for_absent) and not self._closing:
                 left = deadline - time.monotonic()
                 if left <= 0:
+                    self._behind |= {rank for rank in self._others() if self._waits_for(rank, False)}
                     break
                 self._changed.wait(left)
             return dict(self._readings)
+
+    def hurry(self, hurry: bool) -> None:
+        """The end of a run waits: have questions about steps before it return with what there is."""
+        with self._changed:
+            self._hurrying = hurry
+            self._changed.notify_all()
 
     def close(self) -> None:
         """Stop listening. Ranks still connected notice and go on without us."""
@@ -125,16 +137,23 @@ class RankServer:
         self._wake_write.send(b"x")
         self._thread.join(1.0)
 
+    def _others(self) -> range:
+        return range(1, self._job.world_size)
+
     def _missing(self, wait_for_absent: bool) -> bool:
-        connected = {peer.rank for peer in self._peers.values()}
-        for rank in range(1, self._job.world_size):
-            reading = self._readings.get(rank)
-            answered = self._answers.get(rank) == self._asked and not (self._question and self._question.last)
-            if reading is not None and (reading.final or answered):
-                continue
-            if rank in connected or (wait_for_absent and reading is None):
-                return True
-        return False
+        return any(self._waits_for(rank, wait_for_absent) for rank in self._others())
+
+    def _waits_for(self, rank: int, wait_for_absent: bool) -> bool:
+        question, reading = self._question, self._readings.get(rank)
+        assert question is not None
+        if reading is not None and reading.final:
+            return False
+        if self._answers.get(rank) == self._asked and not question.last:
+            return False
+        if not question.live and (self._hurrying or rank in self._behind):
+            return False
+        connected = any(peer.rank == rank for peer in self._peers.values())
+        return connected or (wait_for_absent and reading is None)
 
     def _serve(self) -> None:
         asked = 0
@@ -214,7 +233,10 @@ class RankServer:
             raise ValueError(f"rank {peer.rank} speaks for rank {reading.rank}")
         with self._changed:
             self._readings[peer.rank] = reading
-            self._answers[peer.rank] = int(message.get("number", 0))
+            number = self._answers[peer.rank] = int(message.get("number", 0))
+            if number == self._asked and self._question is not None:
+                caught_up = reading.step >= self._question.step
+                (self._behind.discard if caught_up else self._behind.add)(peer.rank)
             self._changed.notify_all()
 
     def _drop(self, connection: socket.socket) -> None:
@@ -255,16 +277,20 @@ class RankClient:
     ) -> None:
         self._job, self._address, self._read = job, address, read
         self._last: Reading | None = None
+        self._reached = False
         self._closing = threading.Event()
         self._said_last = threading.Event()
         self._thread = threading.Thread(target=self._run, name="mlflow_tokens-rank", daemon=True)
         self._thread.start()
 
     def close(self, last: Reading, timeout: float) -> bool:
-        """Send the last reading; whether rank 0 was reached within `timeout` s."""
+        """Send the last reading; whether rank 0 took it within `timeout` s.
+
+        A rank 0 that was never reached (it does not use us) is waited for no longer than a connection takes.
+        """
         self._last = last
         self._closing.set()
-        return self._said_last.wait(timeout)
+        return self._said_last.wait(timeout if self._reached else min(timeout, 2 * _RETRY))
 
     def _run(self) -> None:
         try:
@@ -285,7 +311,9 @@ class RankClient:
     def _talk(self, connection: socket.socket) -> None:
         connection.sendall(_line({"job": self._job.name, "protocol": PROTOCOL, "rank": self._job.rank}))
         question: Mapping[str, Any] | None = None
+        patient_until = 0.0
         buffer = b""
+        self._reached = True
         while True:
             if self._closing.is_set() and self._last is not None:
                 connection.sendall(_line({"reading": asdict(self._last)}))
@@ -293,6 +321,8 @@ class RankClient:
                 return
             if question is not None:
                 reading = self._read(question["step"], question["live"])
+                if reading is None and time.monotonic() > patient_until:
+                    reading = self._read(0, True)
                 if reading is not None:
                     connection.sendall(_line({"number": question["number"], "reading": asdict(reading)}))
                     question = None
@@ -307,6 +337,8 @@ class RankClient:
             *lines, buffer = buffer.split(b"\n")
             if lines:
                 question = json.loads(lines[-1])
+                patience = _PATIENCE_LIVE if question["live"] else _PATIENCE
+                patient_until = time.monotonic() + patience
 
 
 def _reading_of(payload: Mapping[str, Any]) -> Reading:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from mlflow_tokens.cadence import Heartbeat
 from mlflow_tokens.clock import PHASES
-from mlflow_tokens.journal import Journal
+from mlflow_tokens.journal import Journal, read_journal
 from mlflow_tokens.ledger import Ledger
 from mlflow_tokens.meter import Reading
 from mlflow_tokens.metrics import Snapshot
@@ -87,7 +87,11 @@ class Recorder:
         self._writers: list[Writer] = []
         self._heartbeat = Heartbeat(now())
         self._moments: queue.SimpleQueue[Moment] = queue.SimpleQueue()
-        self._ended = threading.Event()
+        self._ended, self._abandoned = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="mlflow_tokens-recorder", daemon=True)
+        self._continue_journal()
+        self.earlier = self._ledger.account
+        """What the journal of this run held already: an earlier tracker or process has logged to it."""
         self._open_journal()
         self._record(segment)
         if price is not None:
@@ -96,7 +100,7 @@ class Recorder:
     def start(self, writers: list[Writer]) -> None:
         """Begin to take snapshots, for these sinks."""
         self._writers = writers
-        threading.Thread(target=self._run, name="mlflow_tokens-recorder", daemon=True).start()
+        self._thread.start()
 
     def put(self, moment: Moment) -> None:
         """Ask for a snapshot without waiting for it."""
@@ -112,15 +116,22 @@ class Recorder:
         Returns the last readings: the baseline of a run that follows in this process.
         """
         self._moments.put(moment)
-        # The recorder's own limits add up to two time-outs; one more for a machine that is busy.
-        if not self._ended.wait(3 * EXIT_TIMEOUT):
-            logger.warning(
-                "The end of the run could not be recorded in time; %s has the rest.", self._journal_path
-            )
+        # The recorder's own limits, and some seconds for a machine that is busy.
+        if not self._ended.wait(2 * EXIT_TIMEOUT + self._longest_exit()):
+            logger.warning("The end of the run could not be recorded in time; %s", self._where_the_rest_is())
+            # A thread that reads device memory while the interpreter goes down aborts the process.
+            self._abandoned.set()
+            self._thread.join(1.0)
         return self._readings
 
+    def _longest_exit(self) -> float:
+        return max((writer.exit_timeout for writer in self._writers), default=0.0)
+
+    def _where_the_rest_is(self) -> str:
+        return f"all of it is in {self._journal_path}." if self._journal is not None else "no journal has it."
+
     def _run(self) -> None:
-        while True:
+        while not self._abandoned.is_set():
             moment = self._next()
             try:
                 self._take(moment)
@@ -145,7 +156,14 @@ class Recorder:
         timeout = EXIT_TIMEOUT if moment.kind == "final" else COLLECT_TIMEOUT
         self._readings = self._collect(moment.question, timeout)
         self._seq += 1
-        record = quantities(self._segment, self._seq, moment, self._readings, self._baseline)
+        record = quantities(
+            self._segment,
+            self._seq,
+            moment,
+            self._readings,
+            self._baseline,
+            earlier_step=self.earlier.step,
+        )
         snapshot = self._record(record)
         if moment.kind == "final":
             self._last = snapshot
@@ -156,13 +174,12 @@ class Recorder:
     def _finish(self, status: str) -> None:
         for writer in self._writers:
             writer.end(self._last, status)
-        deadline = time.monotonic() + EXIT_TIMEOUT
-        late = [writer.sink_name for writer in self._writers if not writer.wait(deadline)]
+        began = time.monotonic()
+        late = [writer.sink_name for writer in self._writers if not writer.wait(began + writer.exit_timeout)]
         if late:
+            missed = " and ".join(late)
             logger.warning(
-                "Not everything reached %s before the end of the run; all of it is in %s.",
-                " and ".join(late),
-                self._journal_path,
+                "Not everything reached %s before the end of the run; %s", missed, self._where_the_rest_is()
             )
         self._append(SegmentEnd(self._segment.segment, time.time(), status))
         with self._journal_lock:
@@ -170,6 +187,17 @@ class Recorder:
                 self._journal.close()
                 self._journal = None
         self._ended.set()
+
+    def _continue_journal(self) -> None:
+        try:
+            for record in read_journal(self._journal_path):
+                self._ledger.apply(record)
+                if isinstance(record, Quantities):
+                    self._seq = record.seq
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        except (OSError, ValueError) as error:
+            say_once("journal", "The journal %s cannot be continued: %s", self._journal_path, error)
 
     def _open_journal(self) -> None:
         try:
@@ -202,15 +230,18 @@ def quantities(
     moment: Moment,
     readings: Mapping[int, Reading],
     baseline: Mapping[int, Reading],
+    *,
+    earlier_step: int = 0,
 ) -> Quantities:
     """Add up the readings of all ranks, less what each had when the run began.
 
     Every rank holds tokens of its own (data parallel), and a device each. A kind of token that one
-    rank does not know is unknown for all.
+    rank does not know is unknown for all, and everything is while a rank has never reported.
     """
     own, first = readings[0], baseline.get(0)
     tokens: dict[str, int] = {}
-    for kind in ("computed", "valid", "trained"):
+    complete = len(readings) == segment.world_size
+    for kind in ("computed", "valid", "trained") if complete else ():
         parts = [
             _since(getattr(reading, kind), baseline.get(rank), kind) for rank, reading in readings.items()
         ]
@@ -231,7 +262,7 @@ def quantities(
         segment=segment.segment,
         seq=seq,
         kind=moment.kind,
-        step=own.step - (first.step if first else 0),
+        step=earlier_step + own.step - (first.step if first else 0),
         position=moment.position,
         micro_batches=own.micro_batches - (first.micro_batches if first else 0),
         t_mono=moment.t_mono,

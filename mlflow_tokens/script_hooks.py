@@ -23,12 +23,15 @@ class ScriptHooks:
 
     def install(self) -> None:
         """Wrap the methods of MLflow's client that all its logging goes through, and VisualDL's."""
+        import mlflow
         from mlflow import MlflowClient
         from mlflow.tracking import fluent
 
         self._patches.wrap(MlflowClient, "log_metric", self._log_metric)
         self._patches.wrap(MlflowClient, "log_batch", self._log_batch)
         self._patches.wrap(MlflowClient, "set_terminated", self._set_terminated)
+        for owner in (mlflow, fluent):
+            self._patches.wrap(owner, "start_run", self._start_run)
         # What log_metric() and its like call to find the active run, or to start one where there is none.
         if "_get_or_start_run" in vars(fluent):
             self._patches.wrap(fluent, "_get_or_start_run", self._get_or_start_run)
@@ -62,6 +65,15 @@ class ScriptHooks:
         result = original(writer, *args, **kwargs)
         self._logged(None, kwargs.get("step", args[2] if len(args) > 2 else None))
         return result
+
+    def _start_run(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        run = original(*args, **kwargs)
+        if not is_our_thread():
+            try:
+                self._tracker.script_started_run(run.info.run_id)
+            except Exception as error:
+                say_once("start_run", "The run that we had started could not be ended: %r", error)
+        return run
 
     def _get_or_start_run(self, original: Any) -> Any:
         if not is_our_thread():

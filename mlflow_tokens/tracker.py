@@ -20,17 +20,16 @@ from mlflow_tokens.meter import Meter, Reading
 from mlflow_tokens.notices import say_once, set_up
 from mlflow_tokens.options import Options, check_options, price_advice
 from mlflow_tokens.pricing import Price
-from mlflow_tokens.ranks import Question, RankClient, RankServer, job_from_environment
+from mlflow_tokens.ranks import Question, job_from_environment
 from mlflow_tokens.recorder import EXIT_TIMEOUT, Moment, Recorder
 from mlflow_tokens.records import SCHEMA, PriceSet, RunBound
 from mlflow_tokens.sinks.base import Writer
 from mlflow_tokens.sinks.mlflow import MlflowSink, RunBinding, active_binding
 from mlflow_tokens.sinks.visualdl import VisualDLSink, require_visualdl
-
-#: Seconds from the start of the process within which ranks that never reported are still waited for.
-_ABSENT_GRACE = 60.0
+from mlflow_tokens.team import Team
 
 _current: Tracker | None = None
+_charged_until: float | None = None
 
 
 def current() -> Tracker | None:
@@ -100,9 +99,9 @@ class Tracker:
         set_up(silent or self._job.rank != 0)
         if self.options.price is None:
             say_once("price", price_advice(), level=20)
-        started = process_started()
+        # What an earlier tracker of this process has charged is not charged again.
+        started = process_started() if _charged_until is None else _charged_until
         self.meter = Meter(self._job.rank, PhaseClock(started))
-        self._absent_until = started + _ABSENT_GRACE
         self._pid = os.getpid()
         self._lock = threading.RLock()
         self._closed = False
@@ -111,11 +110,10 @@ class Tracker:
         self._mlflow: MlflowSink | None = None
         self._run_id: str | None = None
         self._segment = ""
+        self._earlier_steps = 0
         self._baseline: Mapping[int, Reading] = {}
         self._cadence = Cadence(log_every_steps)
-        self._server: RankServer | None = None
-        self._client: RankClient | None = None
-        self._join_ranks()
+        self._team = Team(self._job, self.meter)
         atexit.register(self._at_exit)
         _current = self
 
@@ -170,7 +168,7 @@ class Tracker:
 
     def close(self, status: str = "FINISHED") -> None:
         """Take the last snapshot, write it and stop. Waits a few seconds at most; never raises."""
-        global _current
+        global _current, _charged_until
         with self._lock:
             # A forked child has a copy of the tracker, but the run is its parent's.
             if self._closed or os.getpid() != self._pid:
@@ -180,7 +178,8 @@ class Tracker:
             self._end_run(status)
         except Exception as error:
             say_once("close", "The last snapshot could not be taken: %s: %s", type(error).__name__, error)
-        self._leave_ranks()
+        self._team.leave(EXIT_TIMEOUT)
+        _charged_until = time.monotonic()
         atexit.unregister(self._at_exit)
         if _current is self:
             _current = None
@@ -258,6 +257,14 @@ class Tracker:
         """
         return None if self._closed or self._mlflow is None else self._mlflow.started_run(EXIT_TIMEOUT)
 
+    def script_started_run(self, run_id: str) -> None:
+        """The script has started a run: what comes from here on is not that of the run we had started."""
+        if self._closed or self._mlflow is None:
+            return
+        ours = self._mlflow.started_run(EXIT_TIMEOUT)
+        if ours is not None and ours != run_id:
+            self._end_run("FINISHED")
+
     def failed(self, kind: type[BaseException]) -> None:
         """An exception is about to end the process."""
         self._failure = status_of(kind)
@@ -270,17 +277,24 @@ class Tracker:
     # ---- runs -------------------------------------------------------------------------------------
 
     def _steps(self) -> int:
+        """Optimizer steps of this run, those that it had before this tracker included."""
         first = self._baseline.get(0)
-        return self.meter.current_step - (first.step if first else 0)
+        return self._earlier_steps + self.meter.current_step - (first.step if first else 0)
 
     def _micro_batches(self) -> int:
         first = self._baseline.get(0)
-        return self.meter.micro_batches - (first.micro_batches if first else 0)
+        return self._earlier_steps + self.meter.micro_batches - (first.micro_batches if first else 0)
 
     def _snapshot(self, position: int | None) -> None:
         if position is None:
             return
-        recorder = self._recorder or self._begin_run(active_binding())
+        recorder = self._recorder
+        if recorder is None:
+            recorder = self._begin_run(active_binding())
+            if recorder.earlier.step:
+                position = self._cadence.restart(
+                    self._steps(), self._micro_batches(), recorder.earlier.position
+                )
         question = Question(self.meter.current_step)
         recorder.put(Moment("step", question, position, time.time(), time.monotonic()))
 
@@ -292,7 +306,7 @@ class Tracker:
             segment=segment,
             price=PriceSet(segment.t_wall, price) if price else None,
             journal_path=self.options.journal_dir / f"{binding.run_id or segment.segment}.jsonl",
-            collect=self._collect,
+            collect=self._team.collect,
             baseline=self._baseline,
             position=lambda: self._cadence.position(self._steps(), self._micro_batches()),
         )
@@ -307,7 +321,7 @@ class Tracker:
         writers = [Writer(self._mlflow)]
         if self.options.visualdl is not None:
             writers.append(Writer(VisualDLSink(self.options.visualdl, tags)))
-        self._recorder = recorder
+        self._recorder, self._earlier_steps = recorder, recorder.earlier.step
         recorder.start(writers)
         return recorder
 
@@ -323,55 +337,19 @@ class Tracker:
         position = self._cadence.position(self._steps(), self._micro_batches())
         question = Question(self.meter.current_step, live=True, last=self._closed)
         moment = Moment("final", question, position, time.time(), time.monotonic(), status)
-        self._baseline = recorder.end(moment)
+        self._team.hurry(True)
+        self._baseline = self._with_own_newest(recorder.end(moment))
+        self._team.hurry(False)
         self._run_id = self._mlflow = None
+        self._earlier_steps = 0
         self._cadence = Cadence(self.options.log_every_steps)
 
-    # ---- ranks ------------------------------------------------------------------------------------
-
-    def _join_ranks(self) -> None:
-        if self._job.world_size == 1:
-            return
-        if self._job.address is None:
-            say_once("ranks", "The ranks of this job cannot find each other: only rank 0 is counted.")
-        elif self._job.rank:
-            self._client = RankClient(
-                self._job, self._job.address, lambda step, live: self.meter.reading(step, live=live)
-            )
-        else:
-            try:
-                self._server = RankServer(self._job, self._job.address)
-            except OSError as error:
-                say_once(
-                    "ranks",
-                    "Rank 0 cannot listen on %s:%d (%s): only rank 0 is counted.",
-                    *self._job.address,
-                    error,
-                )
-
-    def _collect(self, question: Question, timeout: float) -> dict[int, Reading]:
-        own = self.meter.reading(question.step, live=question.live)
-        assert own is not None, "a snapshot is asked for after its step"
-        if self._server is None:
-            return {0: own}
-        wait_for_absent = time.monotonic() < self._absent_until
-        readings = {0: own, **self._server.collect(question, timeout, wait_for_absent)}
-        if len(readings) < self._job.world_size and not wait_for_absent:
-            say_once(
-                "absent",
-                "Only %d of %d ranks report: the totals cover these alone. Call autolog() on every rank.",
-                len(readings),
-                self._job.world_size,
-            )
-        return readings
-
-    def _leave_ranks(self) -> None:
-        if self._client is not None:
-            last = self.meter.reading(final=True)
-            if last is not None:
-                self._client.close(last, EXIT_TIMEOUT)
-        if self._server is not None:
-            self._server.close()
+    def _with_own_newest(self, readings: Mapping[int, Reading]) -> Mapping[int, Reading]:
+        """Where the end could not be recorded in time, what was done is still not the next run's."""
+        if 0 in readings and readings[0].step == self.meter.current_step:
+            return readings
+        own = self.meter.reading(live=True)
+        return readings if own is None else {**readings, 0: own}
 
     def _at_exit(self) -> None:
         self.close(self._failure or "FINISHED")

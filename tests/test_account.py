@@ -139,7 +139,7 @@ def test_the_cells_add_up_to_the_total_exactly(growth: list[tuple[float, float, 
     seconds, records = [0.0, 0.0, 0.0], [segment("a", (6,)), price("98.32 USD/instance-hour x8")]
     for seq, more in enumerate(growth):
         seconds = [round(before + part, 6) for before, part in zip(seconds, more, strict=True)]
-        records.append(quantities(seq=seq, startup=seconds[0], train=seconds[1], eval=seconds[2]))
+        records.append(quantities(seq=seq, ranks=6, startup=seconds[0], train=seconds[1], eval=seconds[2]))
     now = account_of(records)
     assert now.cost == sum(now.cells.values(), Decimal(0))
     held = Decimal(str(seconds[0])) + Decimal(str(seconds[1])) + Decimal(str(seconds[2]))

@@ -7,6 +7,7 @@ import socket
 import sys
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -37,6 +38,7 @@ class MlflowReader:
 
         self._uri = tracking_uri or mlflow.get_tracking_uri()
         _check_reachable(self._uri)
+        _check_exists(self._uri)
         self._client = self._ask(lambda: mlflow.MlflowClient(tracking_uri=self._uri))
 
     def experiments(self) -> list[Experiment]:
@@ -119,6 +121,8 @@ class MlflowReader:
 
         try:
             return call()
+        except OSError as error:
+            raise ReadError(f"{without_password(self._uri)} could not be read: {error}") from error
         except MlflowException as error:
             if error.error_code in missing:
                 raise MissingError(_first_line(error)) from error
@@ -147,6 +151,13 @@ def _check_reachable(uri: str) -> None:
         raise ReadError(
             f"no server answers at {without_password(uri)} ({error}). Start it, or give another tracking URI."
         ) from error
+
+
+def _check_exists(uri: str) -> None:
+    """MLflow would make the database of a mistyped path, and find no run in it."""
+    path = uri.removeprefix("sqlite:///").partition("?")[0]
+    if path != uri and path and not Path(path).is_file():
+        raise ReadError(f"there is no database at {path}; give the tracking URI that the runs were logged to")
 
 
 def _row(run: Run, experiment_name: str) -> RunRow:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from mlflow_tokens.comparison.reader import RunRow
+from mlflow_tokens.metrics import METRICS_SCHEMA
 
 #: What a cost may be divided by. "effective" is the default of every view.
 DENOMINATORS = ("effective", "valid", "trained", "computed")
@@ -62,7 +63,11 @@ def rank(rows: Iterable[RunRow], by: str = "effective") -> list[RankedRun]:
         raise ValueError(f"by={by!r} is not one of {', '.join(DENOMINATORS)}")
     groups: dict[tuple[str, str], list[RunRow]] = {}
     for row in rows:
-        key = (row.tags.get(TAG_CURRENCY, ""), row.tags.get(TAG_TOKEN_DEFINITION, ""))
+        definition = row.tags.get(TAG_TOKEN_DEFINITION, "")
+        schema = row.tags.get(TAG_SCHEMA, METRICS_SCHEMA)
+        if schema != METRICS_SCHEMA:
+            definition += f" (schema {schema})"
+        key = (row.tags.get(TAG_CURRENCY, ""), definition)
         groups.setdefault(key, []).append(row)
     # Priced groups first, the larger before the smaller, then by name: a stable order.
     ordered = sorted(groups.items(), key=lambda item: (not item[0][0], -len(item[1]), item[0]))

@@ -17,7 +17,7 @@ from mlflow.utils.autologging_utils import AUTOLOGGING_INTEGRATIONS, autologging
 
 from mlflow_tokens.options import check_options
 from mlflow_tokens.paddle.model_hooks import ModelHooks
-from mlflow_tokens.paddle.step_hooks import StepHooks
+from mlflow_tokens.paddle.step_hooks import StepHooks, optimizer_classes
 from mlflow_tokens.pricing import Price
 from mlflow_tokens.script_hooks import ScriptHooks
 from mlflow_tokens.tracker import Tracker, watch_for_failure
@@ -97,7 +97,7 @@ class _Hooks:
     def __init__(self, tracker: Tracker) -> None:
         self._tracker = tracker
         self._mlflow_config = AUTOLOGGING_INTEGRATIONS.get("mlflow")
-        self._models = ModelHooks(tracker)
+        self._models = ModelHooks(tracker, optimizer_classes())
         self._steps = StepHooks(tracker, self._models, self._obey_mlflow)
         self._script = ScriptHooks(tracker)
 

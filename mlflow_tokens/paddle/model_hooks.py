@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import threading
 import weakref
@@ -32,8 +33,11 @@ class _Hook:
     def __init__(self, call: Callable[..., None]) -> None:
         self._call = call
 
-    def __call__(self, *arguments: Any) -> None:
-        self._call(*arguments)
+    def __call__(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
+        # While a model is turned into a static graph (`paddle.jit.save`) hooks are called too, without
+        # keywords and with symbols instead of tensors.
+        if paddle.in_dynamic_mode():
+            self._call(layer, args, kwargs or {})
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return nullcontext().__exit__
@@ -51,8 +55,9 @@ class ModelHooks:
     that a forward pre-hook on the model alone is left, which costs other layers nothing.
     """
 
-    def __init__(self, tracker: Tracker) -> None:
+    def __init__(self, tracker: Tracker, optimizer_classes: frozenset[type[Any]]) -> None:
         self._tracker = tracker
+        self._optimizer_classes = optimizer_classes
         self._policy = tracker.options.pad_policy
         self._depth = threading.local()
         self._candidates: dict[int, _Candidate] = {}
@@ -67,10 +72,14 @@ class ModelHooks:
 
     def install(self) -> None:
         """Begin to look for models and at losses."""
+        # Optimizers that were made before us may train models that have not been fed yet.
+        self._waiting.update(item for item in gc.get_objects() if type(item) in self._optimizer_classes)
         self._discover()
         for name in ("cross_entropy", "softmax_with_cross_entropy"):
             if name in vars(F):
                 self._losses.wrap(F, name, self._loss_called)
+        for owner, name in ((paddle.Tensor, "backward"), (paddle.autograd, "backward"), (paddle, "grad")):
+            self._losses.wrap(owner, name, self._backward_called)
 
     def remove(self) -> None:
         """Take every hook out."""
@@ -144,7 +153,7 @@ class ModelHooks:
             self._depth.value = depth
 
     def _outermost_layer_called(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if layer in self._trained or not paddle.in_dynamic_mode():
+        if layer in self._trained or not paddle.in_dynamic_mode() or self._in_backward():
             return
         candidate = self._candidates.get(id(layer))
         known = candidate is not None and candidate.layer() is layer
@@ -168,13 +177,13 @@ class ModelHooks:
         try:
             if not _is_training(layer):
                 self._tracker.evaluates()
-            elif paddle.in_dynamic_mode():
+            elif not self._in_backward():
                 self._newest_is_candidate = False
                 self._tracker.count_tokens(self._count(layer, args, kwargs))
         except Exception as error:
             self._tracker.counting_failed(error)
 
-    def _wrapped_layer_called(self, layer: Any, _args: tuple[Any, ...]) -> None:
+    def _wrapped_layer_called(self, layer: Any, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
         try:
             if not _is_training(layer):
                 self._tracker.evaluates()
@@ -208,9 +217,21 @@ class ModelHooks:
             self._names[layer] = tuple(parameter.name for parameter in parameters if parameter.kind in kinds)
         return self._names[layer]
 
+    def _in_backward(self) -> bool:
+        return getattr(self._depth, "backward", False)
+
+    def _backward_called(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """A forward within backward is a recomputation: its tokens were counted when they came first."""
+        before = self._in_backward()
+        self._depth.backward = True
+        try:
+            return original(*args, **kwargs)
+        finally:
+            self._depth.backward = before
+
     def _loss_called(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         try:
-            if paddle.is_grad_enabled() and paddle.in_dynamic_mode():
+            if paddle.is_grad_enabled() and paddle.in_dynamic_mode() and not self._in_backward():
                 self._look_at_labels(args, kwargs)
         except Exception as error:
             self._tracker.counting_failed(error)
@@ -229,7 +250,7 @@ class ModelHooks:
                     if newest.trained is None:
                         candidate.batches[-1] = replace(newest, trained=_trained(labels, ignore_index))
                     return
-        elif self._tracker.meter.awaits_labels(size(labels)):
+        if self._tracker.meter.awaits_labels(size(labels)):
             self._tracker.count_labels(_trained(labels, ignore_index))
 
 

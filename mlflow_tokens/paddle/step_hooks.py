@@ -30,8 +30,7 @@ class StepHooks:
 
     def install(self) -> None:
         """Wrap `__init__`, `step` and `minimize` of every optimizer class, and `paddle.save`."""
-        base = paddle.optimizer.Optimizer
-        for cls in (base, *_subclasses(base)):
+        for cls in optimizer_classes():
             self._wrap(cls)
         self._patches.wrap(paddle, "save", self._save_called)
 
@@ -84,6 +83,12 @@ class StepHooks:
     def _save_called(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         with self._tracker.phase("checkpoint"):
             return original(*args, **kwargs)
+
+
+def optimizer_classes() -> frozenset[type[Any]]:
+    """Every optimizer class there is so far."""
+    base = paddle.optimizer.Optimizer
+    return frozenset((base, *_subclasses(base)))
 
 
 def _subclasses(cls: type[Any]) -> Iterator[type[Any]]:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Literal
+from typing import Literal, get_args
 
 Unit = Literal["device-hour", "instance-hour"]
 
@@ -39,6 +39,22 @@ class Price:
     kind: str | None = None
     source: str = "stated by the user"
     date: datetime.date | None = None
+
+    def __post_init__(self) -> None:
+        """Raises ValueError where this is not a price that can be charged."""
+        if not isinstance(self.amount, Decimal) or not self.amount.is_finite() or self.amount <= 0:
+            raise ValueError(f"amount={self.amount!r} must be a Decimal above 0, as in Decimal('2.0')")
+        if not re.fullmatch("[A-Z]{3}", self.currency):
+            raise ValueError(f"currency={self.currency!r} must be three capital letters, as in 'USD'")
+        if self.unit not in get_args(Unit):
+            raise ValueError(f"unit={self.unit!r} must be one of {', '.join(get_args(Unit))}")
+        devices = self.devices_per_instance
+        if self.unit == "device-hour" and devices is not None:
+            raise ValueError("devices_per_instance belongs to an instance-hour; a device-hour is one device")
+        if self.unit == "instance-hour" and (not isinstance(devices, int) or devices < 1):
+            raise ValueError(
+                f"devices_per_instance={devices!r}: an instance-hour needs the number of its devices"
+            )
 
     def __str__(self) -> str:
         devices = f" x{self.devices_per_instance}" if self.devices_per_instance else ""

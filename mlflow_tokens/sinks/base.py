@@ -16,6 +16,11 @@ from mlflow_tokens.notices import logger, say_once
 CAPACITY = 4096
 #: Snapshots that are written at once at most: 15 metrics each, and MLflow takes 1,000 a request.
 BATCH = 64
+#: After a write the sink rests this many times as long, in s at most: it takes a tenth of a core or less.
+REST, REST_LAST = 9.0, 10.0
+#: Seconds that the end of a run waits for a sink across a network, and for one on this machine, which
+#: may have to make its database first.
+EXIT_TIMEOUT_REMOTE, EXIT_TIMEOUT_LOCAL = 5.0, 30.0
 #: Seconds between attempts to write to a sink that fails, doubled up to the second.
 RETRY_FIRST, RETRY_LAST = 1.0, 60.0
 
@@ -32,6 +37,8 @@ class Sink(Protocol):
     """A place for snapshots. All methods are called from one background thread."""
 
     name: str
+    exit_timeout: float
+    """Seconds that the end of a run waits for this sink."""
     in_order: bool
     """Whether snapshots must come in the order of their time."""
 
@@ -48,6 +55,7 @@ class Writer:
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
         self.sink_name = sink.name
+        self.exit_timeout = sink.exit_timeout
         self._queue: queue.Queue[Snapshot | None] = queue.Queue(CAPACITY)
         self._hurry = threading.Event()
         self._done = threading.Event()
@@ -84,8 +92,12 @@ class Writer:
         unwritten: list[Snapshot] = []
         while not self._hurry.is_set():
             batch = self._next_batch()
+            began = time.monotonic()
             if batch and not self._write(batch):
                 unwritten = batch
+            # Python runs one thread at a time: what a sink takes, training lacks. What comes meanwhile
+            # goes into the next request, which is cheaper as well.
+            self._hurry.wait(min(REST * (time.monotonic() - began), REST_LAST))
         self._write_the_rest(unwritten)
         try:
             self._sink.close(self._status)

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mlflow_tokens.metrics import Snapshot
-from mlflow_tokens.sinks.randomness import leave_the_scripts_random_numbers_alone
+from mlflow_tokens.sinks.base import EXIT_TIMEOUT_LOCAL, EXIT_TIMEOUT_REMOTE
+from mlflow_tokens.sinks.randomness import is_served, leave_the_scripts_random_numbers_alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,8 @@ class MlflowSink:
 
     def __init__(self, binding: RunBinding, tags: Mapping[str, str], on_run: Callable[[str], None]) -> None:
         self._binding = binding
+        remote = is_served(binding.tracking_uri)
+        self.exit_timeout = EXIT_TIMEOUT_REMOTE if remote else EXIT_TIMEOUT_LOCAL
         self._tags = dict(tags)
         self._on_run = on_run
         self._run_id: str | None = None

@@ -14,11 +14,21 @@ from typing import Any
 from mlflow_tokens.sinks.base import is_our_thread
 
 #: MLflow's modules that draw random numbers on the way from `start_run` and `log_batch` to a server …
-_MODULES = ("mlflow.utils.name_utils", "mlflow.utils.rest_utils", "mlflow.utils.request_utils")
+_MODULES = (
+    "mlflow.utils.name_utils",
+    "mlflow.utils.rest_utils",
+    "mlflow.utils.request_utils",
+    "urllib3.util.retry",
+)
 #: … and to a database; loading this one takes a second, which a run on a server need not spend.
 _DATABASE_MODULE = "mlflow.store.tracking.sqlalchemy_store"
 
 _ours = random.Random()
+
+
+def is_served(tracking_uri: str) -> bool:
+    """Whether a server stands between us and the store."""
+    return tracking_uri.startswith(("http://", "https://"))
 
 
 class _ThreadsOwnRandom:
@@ -30,8 +40,7 @@ class _ThreadsOwnRandom:
 
 def leave_the_scripts_random_numbers_alone(tracking_uri: str) -> None:
     """From now on MLflow draws from a generator of our own on our threads; no other thread sees a change."""
-    served = tracking_uri.startswith(("http://", "https://"))
-    for name in _MODULES if served else (*_MODULES, _DATABASE_MODULE):
+    for name in _MODULES if is_served(tracking_uri) else (*_MODULES, _DATABASE_MODULE):
         try:
             module = importlib.import_module(name)
         except ImportError:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mlflow_tokens.metrics import Snapshot
+from mlflow_tokens.sinks.base import EXIT_TIMEOUT_LOCAL
 
 #: A directory of our own: of several record files in one directory VisualDL shows only the last.
 SUBDIRECTORY = "tokens"
@@ -34,6 +35,7 @@ class VisualDLSink:
 
     name = "VisualDL"
     in_order = True
+    exit_timeout = EXIT_TIMEOUT_LOCAL
 
     def __init__(self, logdir: Path, tags: Mapping[str, str]) -> None:
         self._directory = logdir / SUBDIRECTORY
