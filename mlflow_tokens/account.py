@@ -50,11 +50,16 @@ class Account:
         return self.valid
 
     @property
+    def complete(self) -> bool:
+        """Whether every rank is in these numbers (as far as there are any)."""
+        return self.segment is None or self.ranks_reporting in (0, self.segment.world_size)
+
+    @property
     def cost(self) -> Decimal | None:
         """The sum of the cells, or None where a price or the device time of a rank is missing."""
         if self.currency is None or self.unpriced_seconds > 0 or self.mixed_currencies:
             return None
-        if self.segment is not None and self.ranks_reporting not in (0, self.segment.world_size):
+        if not self.complete:
             return None
         return sum(self.cells.values(), Decimal(0))
 

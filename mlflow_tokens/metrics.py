@@ -216,7 +216,7 @@ def _totals(now: Account) -> dict[str, float | None]:
         "cost/total": cost,
         "cost/per_million_tokens": _per_million(cost, now.effective),
         "cost/per_million_computed_tokens": _per_million(cost, now.computed),
-        "device/hours": now.device_seconds_total / 3600,
+        "device/hours": now.device_seconds_total / 3600 if now.complete else None,
     }
 
 

@@ -1,4 +1,4 @@
-"""Sees what the script itself logs, and the end of its run."""
+"""Sees what the script itself logs, and how its runs and the script itself end."""
 
 from __future__ import annotations
 
@@ -39,6 +39,8 @@ class ScriptHooks:
         if visualdl is not None:
             self._patches.wrap(visualdl.LogWriter, "add_scalar", self._add_scalar)
 
+        self._patches.wrap(sys, "excepthook", self._excepthook)
+
     def remove(self) -> None:
         """Put everything back."""
         self._patches.revert()
@@ -65,6 +67,11 @@ class ScriptHooks:
         result = original(writer, *args, **kwargs)
         self._logged(None, kwargs.get("step", args[2] if len(args) > 2 else None))
         return result
+
+    def _excepthook(self, original: Any, kind: type[BaseException], *args: Any) -> None:
+        """An exception is about to end the process: our run ends as FAILED or KILLED."""
+        self._tracker.failed(kind)
+        original(kind, *args)
 
     def _start_run(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         run = original(*args, **kwargs)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -360,16 +359,3 @@ def status_of(kind: type[BaseException] | None) -> str:
     if kind is None or (issubclass(kind, SystemExit)):
         return "FINISHED"
     return "KILLED" if issubclass(kind, KeyboardInterrupt) else "FAILED"
-
-
-def watch_for_failure() -> None:
-    """Note an exception that ends the process, so that the run ends as FAILED or KILLED."""
-    previous = sys.excepthook
-
-    def excepthook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-        tracker = current()
-        if tracker is not None:
-            tracker.failed(kind)
-        previous(kind, error, traceback)
-
-    sys.excepthook = excepthook

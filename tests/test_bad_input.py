@@ -77,6 +77,29 @@ def test_no_recognisable_ids(stored: Stored, capsys: pytest.CaptureFixture[str])
     assert "input_ids" in line and "mlflow_tokens.Tracker" in line
 
 
+@pytest.mark.parametrize("names", [("image", "target"), ("x", "t"), ("x", "y"), ("input", "label")])
+def test_classes_and_time_steps_are_not_tokens(stored: Stored, names: tuple[str, str]) -> None:
+    class Vision(nn.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(8, 4)
+
+    # The parameters of forward have the names that such models give them.
+    first, second = names
+    code = f"def forward(self, {first}, {second}): return self.head({first}).mean() + {second}.sum() * 0.0"
+    space: dict[str, Any] = {}
+    exec(code, space)
+    Vision.forward = space["forward"]  # type: ignore[method-assign]
+    mlflow_tokens.autolog(pad="none", silent=True)
+    model = Vision()
+    optimizer = paddle.optimizer.SGD(1e-2, parameters=model.parameters())
+    for _ in range(3):
+        model(paddle.ones([6, 8]), paddle.arange(6)).backward()
+        optimizer.step()
+    mlflow_tokens.autolog(disable=True)
+    assert not [name for name in stored.metrics() if name.startswith("tokens/")]
+
+
 def test_an_empty_batch(stored: Stored) -> None:
     def call(model: Any) -> Any:
         full = labelled(model(paddle.to_tensor(IDS)))

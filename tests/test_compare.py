@@ -10,6 +10,7 @@ import io
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pandas
@@ -61,6 +62,12 @@ def test_another_currency_or_token_definition_is_ranked_apart() -> None:
     rows.append(row("d", 2.0, 1e6))
     ranked = [(line.run_name, line.rank, line.group) for line in rank(rows)]
     assert ranked == [("d", 1, "CNY; d"), ("a", 2, "CNY; d"), ("c", 1, "CNY; other"), ("b", 1, "USD; d")]
+
+
+def test_another_schema_is_ranked_apart() -> None:
+    later = row("b", 1.0, 1e6)
+    later = replace(later, tags={**later.tags, "mlflow_tokens.schema": "2"})
+    assert [line.group for line in rank([row("a", 3.0, 1e6), later])] == ["CNY; d", "CNY; d (schema 2)"]
 
 
 def test_not_a_number_is_unknown() -> None:
@@ -148,6 +155,7 @@ def test_several_experiments(store: str, capsys: pytest.CaptureFixture[str]) -> 
     [
         (["--experiment", "nowhere"], "nowhere"),
         (["--tracking-uri", "http://127.0.0.1:9"], "no server answers"),
+        (["--tracking-uri", "sqlite:////nowhere/mistyped.db"], "no database at /nowhere/mistyped.db"),
     ],
 )
 def test_what_cannot_be_read_is_one_line_and_status_2(

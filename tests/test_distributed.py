@@ -90,6 +90,16 @@ def test_a_rank_with_more_batches_than_rank_0_hangs_nobody_and_is_counted(
     assert totals(stored.metrics())[:2] == [done.recount["computed"], done.recount["valid"]]
 
 
+def test_a_job_in_which_one_rank_does_not_report_has_no_totals_and_ends_well(
+    stored: Stored, tmp_path: Path
+) -> None:
+    done = launch(2, "--only-rank=0", "--price=2 CNY/device-hour", cwd=tmp_path)
+    assert done.status == 0, done.output
+    assert stored.only_run().info.status == "FINISHED"
+    assert stored.metrics() == {}
+    assert done.output.count("Tokens and cost of the job are unknown: only 1 of 2 ranks report.") == 1
+
+
 def test_one_process_into_a_run_of_its_own(stored: Stored, tmp_path: Path) -> None:
     done = run_alone("--accumulate=2", "--price=2 CNY/device-hour", cwd=tmp_path, MLFLOW_RUN_NAME="named")
     assert done.status == 0, done.output

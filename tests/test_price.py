@@ -61,6 +61,23 @@ def test_what_is_not_a_price_is_an_error_that_shows_prices(text: object) -> None
         parse_price(text)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ((2.0, "USD", "device-hour"), "Decimal"),
+        ((Decimal(-2), "USD", "device-hour"), "above 0"),
+        ((Decimal("nan"), "USD", "device-hour"), "above 0"),
+        ((Decimal(2), "usd", "device-hour"), "capital letters"),
+        ((Decimal(2), "USD", "hour"), "device-hour, instance-hour"),
+        ((Decimal(2), "USD", "instance-hour"), "number of its devices"),
+        ((Decimal(2), "USD", "device-hour", 8), "a device-hour is one device"),
+    ],
+)
+def test_a_price_object_is_checked_when_it_is_made(values: tuple[object, ...], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        Price(*values)  # type: ignore[arg-type]
+
+
 def test_no_price_stays_no_price() -> None:
     assert parse_price(None) is None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -83,6 +84,34 @@ def test_a_rank_that_never_comes_costs_the_time_out_and_no_more(server: RankServ
     readings = server.collect(Question(20), 0.3, True)
     assert 0.3 <= time.monotonic() - began < LONG
     assert set(readings) == {1}
+
+
+def test_a_rank_that_is_far_behind_answers_with_what_it_has_and_is_not_waited_for_again(
+    server: RankServer,
+) -> None:
+    connect(server, 1, lambda step, live: reading(1, 6, 60) if live else None)
+    connect(server, 2, lambda step, live: reading(2, step, 8))
+    behind = server.collect(Question(10), LONG, True)
+    assert (behind[1].step, behind[2].step) == (6, 10)
+    began = time.monotonic()
+    assert server.collect(Question(20), LONG, True)[1].step == 6
+    assert time.monotonic() - began < 3  # it takes 4 s to lose its patience
+
+
+def test_at_the_end_of_a_run_a_rank_that_stopped_earlier_gives_its_totals_at_once(server: RankServer) -> None:
+    connect(server, 1, lambda step, live: reading(1, 6, 60) if step <= 6 else None)
+    connect(server, 2, lambda step, live: reading(2, step, 8))
+    assert server.collect(Question(10, live=True), LONG, True)[1].computed == 60
+
+
+def test_while_the_end_of_a_run_waits_a_snapshot_takes_what_there_is(server: RankServer) -> None:
+    connect(server, 1, lambda step, live: reading(1, step, 5) if live or step < 20 else None)
+    connect(server, 2, lambda step, live: reading(2, step, 8))
+    assert server.collect(Question(10), LONG, True)[1].step == 10
+    threading.Timer(0.2, server.hurry, [True]).start()
+    began = time.monotonic()
+    assert server.collect(Question(30), LONG, True)[1].step == 10
+    assert time.monotonic() - began < 3
 
 
 def test_a_rank_that_dies_leaves_its_last_totals_and_is_not_waited_for(server: RankServer) -> None:

@@ -20,7 +20,7 @@ from mlflow_tokens.paddle.model_hooks import ModelHooks
 from mlflow_tokens.paddle.step_hooks import StepHooks, optimizer_classes
 from mlflow_tokens.pricing import Price
 from mlflow_tokens.script_hooks import ScriptHooks
-from mlflow_tokens.tracker import Tracker, watch_for_failure
+from mlflow_tokens.tracker import Tracker
 
 INTEGRATION = "mlflow_tokens"
 
@@ -102,7 +102,6 @@ class _Hooks:
         self._script = ScriptHooks(tracker)
 
     def install(self) -> None:
-        global _watching
         # Code that Paddle turns into a static graph must not have our wrappers turned with it.
         from mlflow_tokens import patches
         from mlflow_tokens.paddle import model_hooks, step_hooks
@@ -111,9 +110,6 @@ class _Hooks:
         self._models.install()
         self._steps.install()
         self._script.install()
-        if not _watching:
-            watch_for_failure()
-            _watching = True
 
     def remove(self) -> None:
         self._models.remove()
@@ -132,6 +128,3 @@ class _Hooks:
             self._mlflow_config = config
             if config and config.get("disable"):
                 autolog(disable=True)
-
-
-_watching = False

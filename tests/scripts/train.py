@@ -21,6 +21,7 @@ parser.add_argument("--log-loss", action="store_true")
 parser.add_argument("--visualdl")
 parser.add_argument("--price")
 parser.add_argument("--extra-steps", type=int, default=0, help="rank 1 goes on alone for so many steps")
+parser.add_argument("--only-rank", type=int, help="the only rank that calls autolog")
 parser.add_argument("--end", choices=["return", "raise", "interrupt"], default="return")
 options = parser.parse_args()
 
@@ -33,9 +34,8 @@ from paddle.nn import functional as F  # noqa: E402
 import mlflow_tokens  # noqa: E402
 
 PAD = 0
-mlflow_tokens.autolog(
-    price=options.price, pad_token_id=PAD, log_every_steps=5, visualdl=options.visualdl, silent=False
-)
+if options.only_rank in (None, dist.get_rank()):
+    mlflow_tokens.autolog(price=options.price, pad_token_id=PAD, log_every_steps=5, visualdl=options.visualdl)
 
 
 class Model(nn.Layer):
