@@ -76,7 +76,9 @@ class Account:
 def fold(account: Account, record: Record) -> Account:
     """The account after one more record."""
     if isinstance(record, SegmentStart):
-        return replace(account, segment=record, before_segment=replace(account, before_segment=None))
+        # What the devices of a new segment cost has to be said anew.
+        before = replace(account, before_segment=None)
+        return replace(account, segment=record, price=None, before_segment=before)
     if isinstance(record, PriceSet):
         currency = record.price.currency
         mixed = account.mixed_currencies or account.currency not in (None, currency)

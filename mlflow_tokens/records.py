@@ -50,7 +50,7 @@ class RunBound:
 
 @dataclass(frozen=True, slots=True)
 class PriceSet:
-    """From here on the devices cost this much. Several may follow each other (spot)."""
+    """From here on, and to the end of the segment, the devices cost this much. Several may follow (spot)."""
 
     t_wall: float
     price: Price

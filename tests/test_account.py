@@ -109,6 +109,7 @@ def test_a_second_segment_adds_to_the_first() -> None:
             price("3.6 USD/device-hour"),
             quantities("a", startup=10.0, train=20.0, computed=1000, valid=800, trained=700),
             segment("b", (2,)),
+            price("3.6 USD/device-hour"),
             quantities("b", seq=2, ranks=2, startup=4.0, train=6.0, computed=100, valid=90, trained=80),
         ]
     )
@@ -119,6 +120,12 @@ def test_a_second_segment_adds_to_the_first() -> None:
         ("startup", "surviving"): pytest.approx(Decimal("0.014")),
         ("train", "surviving"): pytest.approx(Decimal("0.026")),
     }
+
+
+def test_a_segment_whose_price_is_not_said_is_not_charged_at_the_last_one() -> None:
+    first = [segment("a"), price("3.6 USD/device-hour"), quantities("a", train=20.0)]
+    assert account_of(first).cost is not None
+    assert account_of([*first, segment("b"), quantities("b", seq=2, train=5.0)]).cost is None
 
 
 def test_time_that_turns_out_to_be_evaluation_moves_its_money_too() -> None:
