@@ -16,8 +16,8 @@ from mlflow_tokens.notices import logger, say_once
 CAPACITY = 4096
 #: Snapshots that are written at once at most: 15 metrics each, and MLflow takes 1,000 a request.
 BATCH = 64
-#: After a write the sink rests this many times as long, in s at most: it takes a tenth of a core or less.
-REST, REST_LAST = 9.0, 10.0
+#: After a write the sink rests this many times as long, in s at most: it takes 4% of a core or less.
+REST, REST_LAST = 24.0, 30.0
 #: Seconds that the end of a run waits for a sink across a network, and for one on this machine, which
 #: may have to make its database first.
 EXIT_TIMEOUT_REMOTE, EXIT_TIMEOUT_LOCAL = 5.0, 30.0
