@@ -16,6 +16,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -84,6 +85,7 @@ class RankServer:
         self._selector.register(self._socket, selectors.EVENT_READ)
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
+        self._wake_write.setblocking(False)
         self._selector.register(self._wake_read, selectors.EVENT_READ)
         self._changed = threading.Condition()
         self._peers: dict[socket.socket, _Peer] = {}
@@ -114,7 +116,7 @@ class RankServer:
         with self._changed:
             self._asked += 1
             self._question = question
-            self._wake_write.send(b"q")
+            self._wake()
             while self._missing(wait_for_absent) and not self._closing:
                 left = deadline - time.monotonic()
                 if left <= 0:
@@ -134,8 +136,12 @@ class RankServer:
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        self._wake_write.send(b"x")
+        self._wake()
         self._thread.join(1.0)
+
+    def _wake(self) -> None:
+        with suppress(BlockingIOError):  # so many calls wait already that the server wakes up anyway
+            self._wake_write.send(b"w")
 
     def _others(self) -> range:
         return range(1, self._job.world_size)

@@ -168,6 +168,13 @@ def test_a_rank_whose_rank_0_is_gone_does_not_wait_longer_than_told() -> None:
 ENDPOINTS = "10.0.0.1:6000,10.0.0.1:6001,10.0.0.2:6000"
 
 
+def test_any_number_of_questions_at_once_blocks_nobody(server: RankServer) -> None:
+    with server._changed:  # the server cannot read what wakes it
+        for _ in range(200_000):
+            server._wake()
+    assert server.collect(Question(1), 0.1, False) == {}
+
+
 def test_what_the_launcher_tells_its_workers() -> None:
     environ = {
         "PADDLE_TRAINER_ID": "2",
