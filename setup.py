@@ -25,6 +25,8 @@ TEST = [
     "ruff>=0.15,<0.18",
     "mypy>=1.15,<3",
     "playwright>=1.50,<1.66",
+    "mlflow[auth]>=3.15,<3.18",
+    "psycopg2-binary>=2.9.5,<3",
 ]
 
 setup(

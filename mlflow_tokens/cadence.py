@@ -92,6 +92,13 @@ class Cadence:
         """The run turns out to have a past, up to `earlier_position`: the position of its next snapshot."""
         return self._take(step, max(earlier_position, self._axis(step, micro_batches)))
 
+    def rewind(self, step: int, micro_batches: int, position: int) -> None:
+        """Training goes back to a checkpoint that was saved at `position`."""
+        ours = micro_batches if self._by_micro_batch else step
+        self._offset = position - ours
+        self._seen = self._last_joined = None
+        self._last_step, self._last_position = step, position
+
     def _axis(self, step: int, micro_batches: int) -> int:
         return self._offset + (micro_batches if self._by_micro_batch else step)
 

@@ -5,13 +5,18 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, fields
+from pathlib import Path
+
+from rich.progress import Progress
 
 from mlflow_tokens import __version__
 from mlflow_tokens.comparison.reader import ReadError
 from mlflow_tokens.comparison.table import DENOMINATORS, RankedRun, rank
+from mlflow_tokens.journal import DEFAULT_DIRECTORY
 
 #: A spreadsheet takes a text that begins so for a formula.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
@@ -60,6 +65,20 @@ def _parser() -> argparse.ArgumentParser:
     form.add_argument("--json", action="store_true", help="print JSON instead of a table")
     form.add_argument("--csv", action="store_true", help="print CSV instead of a table")
     compare.set_defaults(run=_compare)
+    sync = commands.add_parser(
+        "sync",
+        help="bring to MLflow what jobs left in their journals",
+        description="Write every point that the journals in DIR hold and their runs lack, and end the runs "
+        "of jobs that died. Doing it again changes nothing. Journals of running jobs are left alone.",
+    )
+    sync.add_argument(
+        "directory", metavar="DIR", nargs="?",
+        help=f"where the journals are (default: $MLFLOW_TOKENS_JOURNAL_DIR, else {DEFAULT_DIRECTORY})"
+    )  # fmt: skip
+    sync.add_argument(
+        "--tracking-uri", metavar="URI", help="MLflow store to write to (default: the one the job wrote to)"
+    )
+    sync.set_defaults(run=_sync)
     return parser
 
 
@@ -88,6 +107,51 @@ def _compare(options: argparse.Namespace) -> int:
 
         print_ranking(lines, options.by, Console())
     return 0
+
+
+def _sync(options: argparse.Namespace) -> int:
+    from mlflow_tokens.sync import CannotSync, NothingToSync, journals, sync_journal
+
+    directory = Path(
+        options.directory or os.environ.get("MLFLOW_TOKENS_JOURNAL_DIR") or DEFAULT_DIRECTORY
+    ).absolute()
+    failed = False
+    try:
+        paths = journals(directory)
+    except CannotSync as error:
+        print(f"mlflow-tokens: {error}", file=sys.stderr)
+        return 2
+    if not paths:
+        print(f"There is no journal in {directory}.")
+    with _progress() as progress:
+        for path in paths:
+            task = progress.add_task(path.name, total=None)
+            try:
+                synced = sync_journal(
+                    path,
+                    options.tracking_uri,
+                    lambda done, total, task=task: progress.update(task, completed=done, total=total),  # type: ignore[misc]
+                )
+            except NothingToSync as nothing:
+                line = f"{path.name}: nothing to do: {nothing}"
+            except CannotSync as error:
+                failed = True
+                print(f"mlflow-tokens: {path}: {error}", file=sys.stderr)
+                continue
+            else:
+                ended = f", ended as {synced.status}" if synced.status else ""
+                line = f"{path.name}: run {synced.run}: {synced.points} points written{ended}"
+            finally:
+                progress.remove_task(task)
+            print(line)
+    return 2 if failed else 0
+
+
+def _progress() -> Progress:
+    """A bar a journal on stderr, where somebody looks at it."""
+    from rich.console import Console
+
+    return Progress(console=Console(stderr=True), transient=True)
 
 
 def _print_csv(lines: Sequence[RankedRun]) -> None:

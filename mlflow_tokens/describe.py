@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import time
 import uuid
 
 from mlflow_tokens import __version__
+from mlflow_tokens.allocation import allocation_of, boot_id
 from mlflow_tokens.hardware.devices import device_type
 from mlflow_tokens.metrics import METRICS_SCHEMA
 from mlflow_tokens.options import Options
@@ -20,7 +22,7 @@ def describe_segment(job: Job, options: Options) -> SegmentStart:
     policy = options.pad_policy
     return SegmentStart(
         segment=segment,
-        allocation=segment,
+        allocation=allocation_of(os.environ, segment),
         t_wall=time.time(),
         world_size=job.world_size,
         device_type=device_type(),
@@ -29,6 +31,8 @@ def describe_segment(job: Job, options: Options) -> SegmentStart:
         valid_source=str(policy),
         topology=f"data parallel {job.world_size}",
         version=__version__,
+        boot=boot_id(),
+        bill_gaps=options.bill_gaps,
     )
 
 

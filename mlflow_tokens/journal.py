@@ -1,73 +1,202 @@
 """Records on disk: append, read, recover. One file a run, one line a record.
 
 A line is the CRC-32 of the JSON in 8 hex digits, a space, the JSON. A line that was cut off or damaged
-fails its checksum and is left out; the lines around it stand on their own, since quantities are
-cumulative.
+fails its checksum and is left out; quantities are cumulative, so the lines around it stand on their own.
+Records that quantities do not repeat (a price, a rollback) are written twice: one damaged line loses
+none of them.
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
+import weakref
 import zlib
+from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from mlflow_tokens.records import Record, decode, encode
+from mlflow_tokens.records import Quantities, Record, decode, encode
 
 #: Where journals go unless told otherwise, under the working directory.
 DEFAULT_DIRECTORY = Path(".mlflow_tokens")
+#: From this size on, in bytes, a run is recorded once an hour: 50 times what a million steps write.
+FULL = 64 << 20
+#: Lines that wait in memory while the disk takes none.
+UNWRITTEN = 4096
+#: The last record of a journal lies in its last so many bytes.
+TAIL = 1 << 16
+
+#: What a file system without locks answers.
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+
+
+class JournalTaken(OSError):
+    """Another process is writing this journal."""
 
 
 class Journal:
-    """An append-only file of records.
+    """An append-only file of records, locked against every other process (and tracker) while it is open.
 
     Raises:
-        OSError: the directory cannot be made or the file cannot be written.
+        JournalTaken: someone else has it open.
+        OSError: the directory cannot be made or the file cannot be opened.
     """
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        self._end_partial_line()
+        self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            self._lock()
+            self._length = os.fstat(self._file).st_size
+        except OSError:
+            os.close(self._file)
+            raise
+        self._torn = self._length > 0 and os.pread(self._file, 1, self._length - 1) != b"\n"
+        self._unwritten: deque[bytes] = deque()
+        _open.add(self)
+
+    @property
+    def size(self) -> int:
+        """Bytes written."""
+        return self._length
 
     def append(self, record: Record) -> None:
-        """Write one record; it is with the operating system when this returns (a killed process keeps it)."""
+        """Write one record; it is with the operating system when this returns (a killed process keeps it).
+
+        Raises:
+            OSError: the disk did not take it. It waits in memory and goes first the next time.
+        """
         text = json.dumps(encode(record), ensure_ascii=False, separators=(",", ":")).encode()
         line = b"%08x %s\n" % (zlib.crc32(text), text)
-        written = os.write(self._file, line)
-        if written != len(line):
-            raise OSError(f"only {written} of {len(line)} bytes of a record fitted into {self.path}")
+        if not isinstance(record, Quantities):
+            self._unwritten.append(2 * line)
+        elif len(self._unwritten) < UNWRITTEN:
+            self._unwritten.append(line)
+        else:
+            # Quantities are cumulative: the newest ones say what those they replace said.
+            self._unwritten[-1] = line
+        while self._unwritten:
+            self._write(self._unwritten[0])
+            self._unwritten.popleft()
+
+    def rename(self, name: str) -> None:
+        """Give the file another name in its directory, unless a file there has it already.
+
+        Raises:
+            OSError: it cannot be renamed; it keeps its name.
+        """
+        path = self.path.with_name(name)
+        # A link never replaces what another process may have put there, as renaming would.
+        os.link(self.path, path)
+        os.unlink(self.path)
+        self.path = path
 
     def close(self) -> None:
-        """Hand what is written to the disk and close the file."""
-        os.fsync(self._file)
-        os.close(self._file)
+        """Hand what is written to the disk and close the file.
 
-    def _end_partial_line(self) -> None:
-        """A writer that was killed may have left half a line: the next record must not be glued to it."""
-        with self.path.open("rb") as file:
-            length = file.seek(0, os.SEEK_END)
-            if length:
-                file.seek(length - 1)
-                if file.read(1) != b"\n":
-                    os.write(self._file, b"\n")
+        Raises:
+            OSError: the disk does not take it, or has not taken some record before.
+        """
+        _open.discard(self)
+        file, self._file = self._file, -1
+        try:
+            os.fsync(file)
+        finally:
+            os.close(file)
+        if self._unwritten:
+            raise OSError(errno.EIO, f"{len(self._unwritten)} records could not be written")
+
+    def _write(self, line: bytes) -> None:
+        data = b"\n" + line if self._torn else line
+        try:
+            written = os.write(self._file, data)
+        except OSError:
+            self._cut()
+            raise
+        if written == len(data):
+            self._length += written
+            self._torn = False
+            return
+        self._cut()
+        raise OSError(errno.ENOSPC, f"only {written} of {len(data)} bytes of a record fitted")
+
+    def _cut(self) -> None:
+        """Take back what was written of a record that did not fit; or else begin the next on a new line."""
+        try:
+            os.ftruncate(self._file, self._length)
+        except OSError:
+            self._torn = True
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise JournalTaken(errno.EWOULDBLOCK, "another process is writing it", str(self.path)) from None
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+
+    def forget_in_child(self) -> None:
+        """In a forked child: give up the descriptor, which would keep the lock after the parent's death."""
+        if self._file >= 0:
+            with suppress(OSError):
+                os.close(self._file)
+            self._file = -1
+
+
+_open: weakref.WeakSet[Journal] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for journal in list(_open):
+        journal.forget_in_child()
+    _open.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def read_journal(path: Path) -> Iterator[Record]:
-    """The intact records of a journal, in the order they were written.
+    """The intact records of a journal, in the order they were written; a repeated line once.
 
     Raises:
         OSError: the file cannot be read.
         ValueError: an intact record is of another schema.
     """
+    before = b""
     with path.open("rb") as file:
         for line in file:
             payload = _check(line)
-            if payload is not None:
+            if payload is not None and line != before:
                 yield decode(payload)
+                before = line
+
+
+def last_quantities(path: Path) -> Quantities | None:
+    """The newest intact quantities of a journal, read from its end alone; None if there are none.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: an intact record is of another schema.
+    """
+    try:
+        with path.open("rb") as file:
+            length = file.seek(0, os.SEEK_END)
+            file.seek(max(0, length - TAIL))
+            lines = file.read().split(b"\n")
+    except FileNotFoundError:
+        return None
+    for line in reversed(lines):
+        payload = _check(line)
+        if payload is not None and isinstance(record := decode(payload), Quantities):
+            return record
+    return None
 
 
 def _check(line: bytes) -> dict[str, Any] | None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from mlflow_tokens.account import Account
+from mlflow_tokens.clock import PHASES
 from mlflow_tokens.records import SCHEMA, SnapshotKind
 
 #: Value of the tag `mlflow_tokens.schema`: names and meanings of everything logged.
@@ -15,13 +16,17 @@ METRICS_SCHEMA = str(SCHEMA)
 
 @dataclass(frozen=True, slots=True)
 class MetricSpec:
-    """A metric's name, unit and definition. `reserved`: the name is fixed, but nothing logs it yet."""
+    """A metric's name, unit and definition.
+
+    logged: "snapshot" at every snapshot, "end" with the last one, "reserved": the name is fixed, but
+    nothing logs it yet.
+    """
 
     name: str
     unit: str
     definition: str
     definition_zh: str
-    logged: Literal["snapshot", "reserved"] = "snapshot"
+    logged: Literal["snapshot", "end", "reserved"] = "snapshot"
 
 
 METRICS: tuple[MetricSpec, ...] = (
@@ -101,6 +106,25 @@ METRICS: tuple[MetricSpec, ...] = (
     ),
     MetricSpec("device/hours", "device-hours", "hours x devices held", "占用设备数 × 小时"),
     MetricSpec(
+        "device/gap_hours",
+        "device-hours",
+        "hours x devices between two allocations of a resumed run: not billed, and not in device/hours",
+        "续训的两次分配之间的设备小时：不计费，也不计入 device/hours",
+    ),
+    MetricSpec(
+        "cost/waste/rolled_back",
+        "currency",
+        "cost of work that a restart from an earlier checkpoint threw away; logged once there is any",
+        "因从更早的检查点重启而作废的工作的成本；出现后开始记录",
+    ),
+    MetricSpec(
+        "cost/phase/<phase>",
+        "currency",
+        "cost of the time spent in a phase, rolled back or not; they add up to cost/total",
+        "某阶段时间的成本（含已回滚部分）；各阶段之和为 cost/total",
+        "end",
+    ),
+    MetricSpec(
         "throughput/mfu", "fraction", "model FLOP/s / peak FLOP/s", "模型 FLOP/s / 峰值 FLOP/s", "reserved"
     ),
     MetricSpec(
@@ -116,16 +140,7 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec(
         "progress/goal_fraction", "fraction", "effective tokens / goal", "有效词元 / 目标", "reserved"
     ),
-    MetricSpec(
-        "cost/phase/<phase>", "currency", "cost of the time spent in a phase", "某阶段时间的成本", "reserved"
-    ),
-    MetricSpec(
-        "cost/waste/<kind>",
-        "currency",
-        "padding, rolled_back, straggler",
-        "填充、回滚、慢节点的成本",
-        "reserved",
-    ),
+    MetricSpec("cost/waste/<kind>", "currency", "padding, straggler", "填充、慢节点的成本", "reserved"),
     MetricSpec("tokens/valid_ratio", "fraction", "valid / computed", "valid / computed", "reserved"),
     MetricSpec("tokens/sequence_length_mean", "tokens", "valid tokens a row", "每行有效词元均值", "reserved"),
     MetricSpec(
@@ -160,11 +175,27 @@ TOTALS = frozenset(
         "cost/per_million_tokens",
         "cost/per_million_computed_tokens",
         "device/hours",
+        "device/gap_hours",
+        "cost/waste/rolled_back",
     }
+)
+
+#: What a checkpoint logs: enough to resume from MLflow's history where the journal is lost.
+CHECKPOINT_METRICS = (
+    *(f"tokens/{kind}" for kind in ("computed", "valid", "trained", "effective")),
+    "cost/total",
+    "device/hours",
+    "throughput/tokens_per_second_average",
+    "throughput/tokens_per_second_per_device_average",
+    "throughput/tokens_per_second_wall",
 )
 
 #: What a heartbeat logs: the numbers that grow while nothing is trained.
 HEARTBEAT_METRICS = ("cost/total", "device/hours", "throughput/tokens_per_second_wall")
+
+
+#: What tells a stored value of a run from any other: metric, position on the axis, time in ms.
+Point = tuple[str, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +203,8 @@ class Snapshot:
     """What a sink writes: metric values at one position of the axis.
 
     It follows from the journal alone, so that writing it again writes the same points. `seq` is the
-    number of the record behind it.
+    number of the record behind it. `mirror`: where the same values are to be written a second time in a
+    store whose latest value is that of the largest step (see docs/decisions/0006).
     """
 
     kind: SnapshotKind
@@ -183,12 +215,20 @@ class Snapshot:
     metrics: Mapping[str, float]
     counts: Mapping[str, int]
     """The exact integers behind the `tokens/*` metrics, for sinks whose floats are short."""
+    mirror: int | None = None
+
+    def points(self, *, mirrored: bool) -> Iterator[tuple[Point, float]]:
+        """Every point to write, with its value; those of the mirror as well, if asked for."""
+        positions = [self.position, self.mirror] if mirrored and self.mirror is not None else [self.position]
+        for position in positions:
+            for name, value in self.metrics.items():
+                yield (name, position, self.timestamp_ms), float(value)
 
 
 def derive(now: Account, window_start: Account, kind: SnapshotKind, seq: int = 0) -> Snapshot:
     """The snapshot of an account; rates are of the window since `window_start`, the last step snapshot."""
-    values = {**_totals(now), **_rates(now, window_start)}
-    names = HEARTBEAT_METRICS if kind == "heartbeat" else [spec.name for spec in METRICS]
+    values = {**_totals(now), **_rates(now, window_start), **(_phases(now) if kind == "final" else {})}
+    names = {"heartbeat": HEARTBEAT_METRICS, "checkpoint": CHECKPOINT_METRICS}.get(kind, tuple(values))
     counts = {f"tokens/{name}": value for name, value in _counts(now).items() if value is not None}
     return Snapshot(
         kind=kind,
@@ -208,16 +248,25 @@ def _counts(now: Account) -> dict[str, int | None]:
 def _totals(now: Account) -> dict[str, float | None]:
     cost = None if now.cost is None else float(now.cost)
     busy = now.seconds_in("train", "data_wait")
+    rolled_back = float(now.cost_of(fate="rolled_back")) if cost is not None and now.fates_known else None
     return {
         **{f"tokens/{name}": value for name, value in _counts(now).items()},
-        "throughput/tokens_per_second_average": _ratio(now.computed, busy / (now.ranks_reporting or 1)),
+        "throughput/tokens_per_second_average": _ratio(now.computed, now.busy),
         "throughput/tokens_per_second_per_device_average": _ratio(now.computed, busy),
         "throughput/tokens_per_second_wall": _ratio(now.computed, now.elapsed),
         "cost/total": cost,
         "cost/per_million_tokens": _per_million(cost, now.effective),
         "cost/per_million_computed_tokens": _per_million(cost, now.computed),
-        "device/hours": now.device_seconds_total / 3600 if now.complete else None,
+        "device/hours": now.device_seconds_total / 3600 if now.complete and now.past_known else None,
+        "device/gap_hours": now.gap_seconds / 3600 or None,
+        "cost/waste/rolled_back": rolled_back or None,
     }
+
+
+def _phases(now: Account) -> dict[str, float | None]:
+    if now.cost is None:
+        return {}
+    return {f"cost/phase/{phase}": float(now.cost_of(phase=phase)) or None for phase in PHASES}
 
 
 def _rates(now: Account, start: Account) -> dict[str, float | None]:
@@ -227,7 +276,7 @@ def _rates(now: Account, start: Account) -> dict[str, float | None]:
         # Nothing was trained since (the end of a run, say): the last rate stays the last one.
         return {}
     cost = None if now.cost is None or start.cost is None else float(now.cost - start.cost)
-    wall = busy / (now.ranks_reporting or 1)
+    wall = now.busy - start.busy
     return {
         "throughput/tokens_per_second": _ratio(computed, wall),
         "throughput/valid_tokens_per_second": _ratio(valid, wall),

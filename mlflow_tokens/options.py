@@ -20,7 +20,9 @@ class Options:
     log_every_steps: int
     pad_policy: PadPolicy
     visualdl: Path | None
+    jsonl: Path | None
     journal_dir: Path
+    bill_gaps: bool
     silent: bool
 
 
@@ -32,7 +34,9 @@ def check_options(
     pad: str | None,
     ignore_index: int,
     visualdl: str | os.PathLike[str] | None,
+    jsonl: str | os.PathLike[str] | None,
     journal_dir: str | os.PathLike[str] | None,
+    bill_gaps: bool,
     silent: bool,
     environ: Mapping[str, str],
 ) -> Options:
@@ -59,8 +63,13 @@ def check_options(
         price=parse_price(price),
         log_every_steps=log_every_steps,
         pad_policy=PadPolicy(pad_token_id, pad == "none", ignore_index),
-        visualdl=Path(visualdl) if visualdl is not None else None,
-        journal_dir=Path(journal_dir or environ.get("MLFLOW_TOKENS_JOURNAL_DIR") or DEFAULT_DIRECTORY),
+        # Absolute, since the script may change its directory.
+        visualdl=Path(visualdl).absolute() if visualdl is not None else None,
+        jsonl=Path(jsonl).absolute() if jsonl is not None else None,
+        journal_dir=Path(
+            journal_dir or environ.get("MLFLOW_TOKENS_JOURNAL_DIR") or DEFAULT_DIRECTORY
+        ).absolute(),
+        bill_gaps=bool(bill_gaps),
         silent=silent,
     )
 

@@ -5,60 +5,56 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from mlflow_tokens.aggregate import Moment, Past, quantities
 from mlflow_tokens.cadence import Heartbeat
-from mlflow_tokens.clock import PHASES
-from mlflow_tokens.journal import Journal, read_journal
-from mlflow_tokens.ledger import Ledger
+from mlflow_tokens.checkpoint import Checkpoint
+from mlflow_tokens.journal import FULL, Journal, JournalTaken, last_quantities, read_journal
+from mlflow_tokens.ledger import Ledger, replay
 from mlflow_tokens.meter import Reading
 from mlflow_tokens.metrics import Snapshot
 from mlflow_tokens.notices import logger, say_once
 from mlflow_tokens.ranks import Question
-from mlflow_tokens.records import (
-    PriceSet,
-    Quantities,
-    Record,
-    RunBound,
-    SegmentEnd,
-    SegmentStart,
-    SnapshotKind,
-)
-from mlflow_tokens.sinks.base import Writer
+from mlflow_tokens.records import PriceSet, Quantities, Record, RunBound, SegmentEnd, SegmentStart
+from mlflow_tokens.resume import HistoryOf, past_records, unknown_past
+from mlflow_tokens.sinks.writer import Writer
+from mlflow_tokens.spool import RECENT, Spool
 
 #: Seconds that a snapshot waits for the other ranks' readings of its step.
 COLLECT_TIMEOUT = 10.0
 #: Seconds that the end of a run waits for the other ranks and for the sinks, each.
 EXIT_TIMEOUT = 5.0
+#: Seconds between snapshots once the journal has its full size.
+INTERVAL_WHEN_FULL = 3600.0
 
 #: Asks all ranks, rank 0 included, and waits at most so many seconds.
 Collect = Callable[[Question, float], Mapping[int, Reading]]
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
-    """A snapshot to be taken: the totals asked for, and its position on the axis.
+class Rewind:
+    """Training has loaded a checkpoint in the middle of the run."""
 
-    status: how the run ends, of a final one.
-    """
-
-    kind: SnapshotKind
-    question: Question
-    position: int
-    t_wall: float
-    t_mono: float
-    status: str = "FINISHED"
+    checkpoint: Checkpoint
+    before: Moment
+    """The moment of loading: what was trained up to here is what is thrown away."""
 
 
 class Recorder:
     """Turns moments into snapshots for one run, from its first snapshot to its end.
 
     Args:
-        collect: readings of all ranks.
+        bound: the run, as far as it is known. collect: readings of all ranks.
         baseline: each rank's reading when the run began; what came before is not this run's.
+        checkpoint: what training resumes from, if that is known.
         position: where the axis stands now, for heartbeats.
+
+    Raises:
+        JournalTaken: another process is writing the journal of this run.
     """
 
     def __init__(
@@ -66,49 +62,73 @@ class Recorder:
         *,
         segment: SegmentStart,
         price: PriceSet | None,
+        bound: RunBound,
         journal_path: Path,
         collect: Collect,
         baseline: Mapping[int, Reading],
+        checkpoint: Checkpoint | None,
         position: Callable[[], int],
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._segment = segment
+        self._segment, self._price, self._bound = segment, price, bound
         self._collect = collect
         self._baseline = dict(baseline)
+        self._checkpoint = checkpoint
         self._position = position
         self._now = now
         self._seq = 0
         self._last: Snapshot | None = None
+        self._last_taken = 0.0
         self._journal_path = journal_path
         self._journal: Journal | None = None
         self._journal_lock = threading.Lock()
         self._ledger = Ledger()
+        self._past = Past()
         self._readings: Mapping[int, Reading] = {}
+        self._history_of: HistoryOf | None = None
         self._writers: list[Writer] = []
         self._heartbeat = Heartbeat(now())
-        self._moments: queue.SimpleQueue[Moment] = queue.SimpleQueue()
+        self._moments: queue.SimpleQueue[Moment | Rewind] = queue.SimpleQueue()
         self._ended, self._abandoned = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="mlflow_tokens-recorder", daemon=True)
-        self._continue_journal()
-        self.earlier = self._ledger.account
-        """What the journal of this run held already: an earlier tracker or process has logged to it."""
+        self.spool = Spool(lambda seq: replay(read_journal(self._journal_path), seq))
         self._open_journal()
-        self._record(segment)
-        if price is not None:
-            self._record(price)
+        self._wall_lock, self._wall_ms = threading.Lock(), 0
+        self.earlier_step, self.earlier_position = self._earlier()
 
-    def start(self, writers: list[Writer]) -> None:
-        """Begin to take snapshots, for these sinks."""
-        self._writers = writers
+    def start(self, writers: list[Writer], history_of: HistoryOf | None) -> None:
+        """Begin to take snapshots, for these sinks. history_of: of runs that MLflow may know already."""
+        self._writers, self._history_of = writers, history_of
         self._thread.start()
 
-    def put(self, moment: Moment) -> None:
-        """Ask for a snapshot without waiting for it."""
+    def wall(self) -> float:
+        """The time of day in s, but never one that a point of this run may have already.
+
+        A store tells points by their time in ms, and takes the latest for the newest: a clock that is
+        set back must not show.
+        """
+        with self._wall_lock:
+            self._wall_ms = max(round(time.time() * 1000), self._wall_ms + 1)
+            return self._wall_ms / 1000
+
+    def put(self, moment: Moment | Rewind) -> None:
+        """Ask for a snapshot, or for a rollback, without waiting for it."""
         self._moments.put(moment)
 
-    def run_known(self, run: RunBound) -> None:
+    def run_known(self, run: str) -> None:
         """Write down where the run is kept. Called by the sink that found or started it."""
-        self._append(run)
+        known = replace(self._bound, run=run)
+        if known == self._bound:
+            return
+        self._bound = known
+        self._append(known)
+        with self._journal_lock:
+            if self._journal is not None and self._journal.path.stem != run:
+                try:
+                    self._journal.rename(f"{run}.jsonl")
+                    self._journal_path = self._journal.path
+                except OSError:
+                    pass  # it is found by the run's id that is in it
 
     def end(self, moment: Moment) -> Mapping[int, Reading]:
         """Take the final snapshot and wait, within limits, until the sinks have everything.
@@ -128,80 +148,160 @@ class Recorder:
         return max((writer.exit_timeout for writer in self._writers), default=0.0)
 
     def _where_the_rest_is(self) -> str:
-        return f"all of it is in {self._journal_path}." if self._journal is not None else "no journal has it."
+        if self._journal is None:
+            return "no journal has it."
+        return (
+            f"all of it is in {self._journal_path}. `mlflow-tokens sync {self._journal_path.parent}` "
+            "brings it to MLflow."
+        )
+
+    # ---- on the recorder's thread -----------------------------------------------------------------
 
     def _run(self) -> None:
+        self._prepare()
         while not self._abandoned.is_set():
             moment = self._next()
             try:
-                self._take(moment)
+                if isinstance(moment, Rewind):
+                    self._rewind(moment)
+                else:
+                    self._take(moment)
             except Exception as error:
                 say_once("recorder", "A snapshot could not be taken: %s: %s", type(error).__name__, error)
-            if moment.kind == "final":
+            if isinstance(moment, Moment) and moment.kind == "final":
                 self._finish(moment.status)
                 return
 
-    def _next(self) -> Moment:
+    def _prepare(self) -> None:
+        """Read what the run had before, find where training resumes, and open this segment."""
+        earlier: deque[Snapshot] = deque(maxlen=RECENT)
+        delivered = True
+        try:
+            delivered = self._replay_journal(earlier)
+            records = self._past_records(self._checkpoint, self._segment.t_wall)
+        except Exception as error:
+            say_once("recorder", "The run's past could not be read: %s: %s", type(error).__name__, error)
+            records = [unknown_past(self._bound.run or "", self.earlier_step, self.earlier_position)]
+        resumed = bool(self._ledger.account.milestones or records)
+        for record in records:
+            self._record(record)
+        self._past = Past(self.earlier_step, self._ledger.account.rewinds, resumed)
+        self._record(self._segment)
+        if self._price is not None:
+            self._record(self._price)
+        self._append(self._bound)
+        self.spool.begin(earlier, delivered=delivered)
+
+    def _past_records(self, checkpoint: Checkpoint | None, t_wall: float) -> list[Record]:
+        return past_records(
+            self._ledger.account,
+            checkpoint,
+            run=self._bound.run,
+            segment=self._segment.segment,
+            now=t_wall,
+            directory=self._journal_path.parent,
+            history_of=self._history_of,
+        )
+
+    def _replay_journal(self, earlier: deque[Snapshot]) -> bool:
+        """Fold what the journal holds; whether all of it had reached the sinks."""
+        delivered = True
+        if self._journal is None:
+            return delivered
+        for record in read_journal(self._journal_path):
+            snapshot = self._ledger.apply(record)
+            if snapshot is not None:
+                earlier.append(snapshot)
+            if isinstance(record, Quantities):
+                self._seq = max(self._seq, record.seq)
+                delivered = False
+            elif isinstance(record, SegmentEnd):
+                delivered = not record.undelivered
+        return delivered
+
+    def _next(self) -> Moment | Rewind:
         while True:
             try:
                 moment = self._moments.get(timeout=max(0.0, self._heartbeat.seconds_left(self._now())))
             except queue.Empty:
                 self._heartbeat.beat(self._now())
-                return Moment("heartbeat", Question(0, live=True), self._position(), time.time(), self._now())
-            if moment.kind == "step":
+                return Moment("heartbeat", Question(0, live=True), self._position(), self.wall(), self._now())
+            if isinstance(moment, Moment) and moment.kind == "step":
                 self._heartbeat.snapshot_taken(self._now())
             return moment
 
     def _take(self, moment: Moment) -> None:
+        if moment.kind != "final" and self._journal_is_full():
+            return
         timeout = EXIT_TIMEOUT if moment.kind == "final" else COLLECT_TIMEOUT
         self._readings = self._collect(moment.question, timeout)
         self._seq += 1
         record = quantities(
-            self._segment,
-            self._seq,
-            moment,
             self._readings,
-            self._baseline,
-            earlier_step=self.earlier.step,
+            segment=self._segment,
+            seq=self._seq,
+            moment=moment,
+            baseline=self._baseline,
+            past=self._past,
         )
         snapshot = self._record(record)
+        self._last_taken = self._now()
         if moment.kind == "final":
             self._last = snapshot
         elif snapshot is not None:
-            for writer in self._writers:
-                writer.put(snapshot)
+            self.spool.add(snapshot)
+
+    def _rewind(self, rewind: Rewind) -> None:
+        self._take(rewind.before)
+        steps = self._ledger.account.step
+        for record in self._past_records(rewind.checkpoint, rewind.before.t_wall):
+            self._record(record)
+        account = self._ledger.account
+        self._past = replace(self._past, step=self._past.step + account.step - steps, rewinds=account.rewinds)
 
     def _finish(self, status: str) -> None:
         for writer in self._writers:
             writer.end(self._last, status)
         began = time.monotonic()
-        late = [writer.sink_name for writer in self._writers if not writer.wait(began + writer.exit_timeout)]
+        late = tuple(
+            writer.sink_name for writer in self._writers if not writer.wait(began + writer.exit_timeout)
+        )
         if late:
             missed = " and ".join(late)
             logger.warning(
                 "Not everything reached %s before the end of the run; %s", missed, self._where_the_rest_is()
             )
-        self._append(SegmentEnd(self._segment.segment, time.time(), status))
+        self._append(SegmentEnd(self._segment.segment, time.time(), status, late))
         with self._journal_lock:
             if self._journal is not None:
-                self._journal.close()
+                try:
+                    self._journal.close()
+                except OSError as error:
+                    logger.warning("The journal %s is not complete: %s", self._journal_path, error)
                 self._journal = None
         self._ended.set()
 
-    def _continue_journal(self) -> None:
+    # ---- the journal ------------------------------------------------------------------------------
+
+    def _earlier(self) -> tuple[int, int]:
+        """Optimizer step and position at which training begins; in no time, for the training thread asks."""
+        last = None
         try:
-            for record in read_journal(self._journal_path):
-                self._ledger.apply(record)
-                if isinstance(record, Quantities):
-                    self._seq = record.seq
-        except (FileNotFoundError, NotADirectoryError):
-            return
+            last = last_quantities(self._journal_path)
         except (OSError, ValueError) as error:
             say_once("journal", "The journal %s cannot be continued: %s", self._journal_path, error)
+        if last is not None:
+            self._wall_ms = round(last.t_wall * 1000)
+        if self._checkpoint is not None:
+            self._wall_ms = max(self._wall_ms, self._checkpoint.timestamp_ms)
+            return self._checkpoint.step, self._checkpoint.position
+        return (last.step, last.position) if last else (0, 0)
 
     def _open_journal(self) -> None:
         try:
             self._journal = Journal(self._journal_path)
+        except JournalTaken:
+            raise
         except OSError as error:
             say_once(
                 "journal",
@@ -209,6 +309,13 @@ class Recorder:
                 self._journal_path.parent,
                 error,
             )
+
+    def _journal_is_full(self) -> bool:
+        journal = self._journal
+        if journal is None or journal.size < FULL:
+            return False
+        say_once("full", "The journal %s has its full size; one snapshot an hour from here on.", journal.path)
+        return self._now() - self._last_taken < INTERVAL_WHEN_FULL
 
     def _record(self, record: Record) -> Snapshot | None:
         self._append(record)
@@ -221,61 +328,9 @@ class Recorder:
             try:
                 self._journal.append(record)
             except OSError as error:
-                say_once("journal", "The journal %s cannot be written: %s", self._journal_path, error)
-
-
-def quantities(
-    segment: SegmentStart,
-    seq: int,
-    moment: Moment,
-    readings: Mapping[int, Reading],
-    baseline: Mapping[int, Reading],
-    *,
-    earlier_step: int = 0,
-) -> Quantities:
-    """Add up the readings of all ranks, less what each had when the run began.
-
-    Every rank holds tokens of its own (data parallel), and a device each. A kind of token that one
-    rank does not know is unknown for all, and everything is while a rank has never reported.
-    """
-    own, first = readings[0], baseline.get(0)
-    tokens: dict[str, int] = {}
-    complete = len(readings) == segment.world_size
-    for kind in ("computed", "valid", "trained") if complete else ():
-        parts = [
-            _since(getattr(reading, kind), baseline.get(rank), kind) for rank, reading in readings.items()
-        ]
-        known = [part for part in parts if part is not None]
-        if len(known) == len(parts):
-            tokens[kind] = sum(known)
-    seconds = {
-        phase: round(
-            sum(
-                reading.seconds[phase] - (baseline[rank].seconds[phase] if rank in baseline else 0.0)
-                for rank, reading in readings.items()
-            ),
-            6,
-        )
-        for phase in PHASES
-    }
-    return Quantities(
-        segment=segment.segment,
-        seq=seq,
-        kind=moment.kind,
-        step=earlier_step + own.step - (first.step if first else 0),
-        position=moment.position,
-        micro_batches=own.micro_batches - (first.micro_batches if first else 0),
-        t_mono=moment.t_mono,
-        t_wall=moment.t_wall,
-        elapsed=round(sum(own.seconds.values()) - (sum(first.seconds.values()) if first else 0.0), 6),
-        ranks_reporting=len(readings),
-        tokens=tokens,
-        device_seconds={segment.device_type: {phase: held for phase, held in seconds.items() if held}},
-    )
-
-
-def _since(total: int | None, first: Reading | None, kind: str) -> int | None:
-    if first is None or total is None:
-        return total
-    before: int | None = getattr(first, kind)
-    return None if before is None else total - before
+                say_once(
+                    "journal",
+                    "The journal %s cannot be written (%s); it is tried again.",
+                    self._journal_path,
+                    error,
+                )

@@ -17,7 +17,7 @@ from mlflow_tokens.pricing.price import Price
 
 SCHEMA = 1
 
-SnapshotKind = Literal["step", "heartbeat", "final"]
+SnapshotKind = Literal["step", "checkpoint", "heartbeat", "final"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,8 @@ class SegmentStart:
 
     allocation: names the stretch for which the machines are held; segments of one allocation share it.
     devices_by_node: devices held on each node; instances are billed a node.
+    boot: names the boot of rank 0's machine, within which `t_mono` of two segments can be compared.
+    bill_gaps: the time since the segment before is billed even if the machines may have been released.
     """
 
     segment: str
@@ -38,14 +40,25 @@ class SegmentStart:
     valid_source: str
     topology: str
     version: str
+    boot: str = ""
+    bill_gaps: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class RunBound:
-    """The run that this journal belongs to, once it is known where it is kept."""
+    """The run that this journal belongs to.
 
-    run: str
+    run: its id; None until it has been started. owned: we start and end it, the script does not.
+    experiment_id, experiment_name, run_name: where and how a run is to be started that has not been;
+    None where MLflow's own default is meant.
+    """
+
+    run: str | None
     tracking_uri: str
+    owned: bool = False
+    experiment_id: str | None = None
+    experiment_name: str | None = None
+    run_name: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +78,8 @@ class Quantities:
     t_mono, t_wall: seconds, for differences and for display. elapsed: rank 0's seconds in this segment.
     device_seconds: by device type, then by phase, summed over ranks.
     tokens: by kind (computed, valid, trained); a kind that is unknown is absent. by_source: likewise.
+    rewinds: rollbacks and carry-overs in the journal before this record; where one of these was damaged
+    on disk the totals are unknown and not wrong.
     """
 
     segment: str
@@ -82,24 +97,72 @@ class Quantities:
     by_source: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     joules: float | None = None
     memory_peak_bytes: int | None = None
+    rewinds: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Rollback:
+    """Training has gone back to a checkpoint: what came after it is no longer part of the model.
+
+    to_segment: the segment in which the checkpoint was saved; "" if only the step is known.
+    effective: effective tokens at the checkpoint, where this journal does not hold them itself.
+    """
+
+    segment: str
+    t_wall: float
+    to_segment: str
+    to_step: int
+    effective: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CarriedOver:
+    """Totals that were recorded elsewhere: the run begins with them.
+
+    from_run, from_segment, from_step: where they are from. source: "journal" (of the parent run, as it
+    stood at the checkpoint), "history" (of MLflow, where the journal is lost) or "unknown" (neither).
+    tokens: by kind, `effective` too. seconds: device-seconds by device type, then by phase. busy: wall
+    seconds of train and data_wait. cells: (phase, fate, amount); None if the cost is unknown.
+    high_water: the largest position on the axis that was ever logged, if it is of this run.
+    """
+
+    from_run: str
+    from_segment: str
+    from_step: int
+    source: str
+    position: int
+    high_water: int
+    elapsed: float
+    busy: float
+    tokens: Mapping[str, int]
+    seconds: Mapping[str, Mapping[str, float]]
+    currency: str | None = None
+    cells: tuple[tuple[str, str, Decimal], ...] | None = None
+    gap_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentEnd:
-    """The segment ended in a way that could be seen. Status: FINISHED, FAILED or KILLED."""
+    """The segment ended in a way that could be seen. Status: FINISHED, FAILED or KILLED.
+
+    undelivered: the sinks that had not taken everything by then.
+    """
 
     segment: str
     t_wall: float
     status: str
+    undelivered: tuple[str, ...] = ()
 
 
-Record = SegmentStart | RunBound | PriceSet | Quantities | SegmentEnd
+Record = SegmentStart | RunBound | PriceSet | Quantities | Rollback | CarriedOver | SegmentEnd
 
 _TYPES: dict[str, type[Any]] = {
     "segment_start": SegmentStart,
     "run": RunBound,
     "price": PriceSet,
     "quantities": Quantities,
+    "rollback": Rollback,
+    "carried_over": CarriedOver,
     "segment_end": SegmentEnd,
 }
 _NAMES = {cls: name for name, cls in _TYPES.items()}
@@ -114,6 +177,8 @@ def encode(record: Record) -> dict[str, Any]:
             "amount": str(price.amount),
             "date": price.date.isoformat() if price.date else None,
         }
+    if isinstance(record, CarriedOver) and record.cells is not None:
+        payload["cells"] = [(phase, fate, str(amount)) for phase, fate, amount in record.cells]
     return {"schema": SCHEMA, "record": _NAMES[type(record)], **payload}
 
 
@@ -140,10 +205,12 @@ def decode(payload: Mapping[str, Any]) -> Record:
         price["amount"] = Decimal(price["amount"])
         price["date"] = datetime.date.fromisoformat(price["date"]) if price["date"] else None
         values["price"] = Price(**price)
-    if cls is SegmentStart:
-        values["devices_by_node"] = tuple(values["devices_by_node"])
+    if values.get("cells") is not None:
+        values["cells"] = tuple((phase, fate, Decimal(amount)) for phase, fate, amount in values["cells"])
+    for name in values.keys() & {"devices_by_node", "undelivered"}:
+        values[name] = tuple(values[name])
     try:
         record: Record = cls(**values)
     except TypeError as error:
-        raise ValueError(f"journal record {name!r} lacks fields: {error}") from error
+        raise ValueError(f"journal record {cls.__name__} lacks fields: {error}") from error
     return record

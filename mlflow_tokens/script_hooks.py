@@ -8,7 +8,7 @@ from typing import Any
 from mlflow_tokens.notices import say_once
 from mlflow_tokens.patches import Patches
 from mlflow_tokens.sinks.base import is_our_thread
-from mlflow_tokens.tracker import Tracker
+from mlflow_tokens.tracker import Tracker, status_of
 
 #: MLflow's own monitor logs by a count of its samples.
 _NOT_THE_SCRIPTS = "system/"
@@ -40,6 +40,7 @@ class ScriptHooks:
             self._patches.wrap(visualdl.LogWriter, "add_scalar", self._add_scalar)
 
         self._patches.wrap(sys, "excepthook", self._excepthook)
+        self._patches.wrap(sys, "exit", self._exit)
 
     def remove(self) -> None:
         """Put everything back."""
@@ -70,14 +71,19 @@ class ScriptHooks:
 
     def _excepthook(self, original: Any, kind: type[BaseException], *args: Any) -> None:
         """An exception is about to end the process: our run ends as FAILED or KILLED."""
-        self._tracker.failed(kind)
+        self._tracker.ends_with(status_of(kind, args[0] if args else None))
         original(kind, *args)
+
+    def _exit(self, original: Any, *args: Any) -> Any:
+        """The script leaves: with a status other than 0 it has failed, unless it catches this and goes on."""
+        self._tracker.ends_with(status_of(SystemExit, SystemExit(*args)))
+        return original(*args)
 
     def _start_run(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         run = original(*args, **kwargs)
         if not is_our_thread():
             try:
-                self._tracker.script_started_run(run.info.run_id)
+                self._tracker.runs.script_started_run(run.info.run_id)
             except Exception as error:
                 say_once("start_run", "The run that we had started could not be ended: %r", error)
         return run
@@ -93,7 +99,7 @@ class ScriptHooks:
     def _join_our_run(self) -> None:
         import mlflow
 
-        if mlflow.active_run() is None and (run_id := self._tracker.run_for_script()) is not None:
+        if mlflow.active_run() is None and (run_id := self._tracker.runs.run_for_script()) is not None:
             mlflow.start_run(run_id=run_id)
 
     def _set_terminated(
@@ -101,7 +107,7 @@ class ScriptHooks:
     ) -> Any:
         if not is_our_thread():
             try:
-                self._tracker.run_ending(run_id, status or "FINISHED")
+                self._tracker.runs.run_ending(run_id, status or "FINISHED")
             except Exception as error:
                 say_once("run_ending", "The last snapshot could not be taken: %r", error)
         return original(client, run_id, status, *args, **kwargs)
@@ -110,6 +116,6 @@ class ScriptHooks:
         if is_our_thread() or not isinstance(step, int):
             return
         try:
-            self._tracker.script_logged(run_id, step)
+            self._tracker.runs.script_logged(run_id, step)
         except Exception as error:
             say_once("script_logged", "The script's steps could not be followed: %r", error)

@@ -11,20 +11,18 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
-from mlflow_tokens.cadence import Cadence
+from mlflow_tokens.checkpoint import Checkpoint, checkpoint_of
 from mlflow_tokens.clock import Phase, PhaseClock, process_started
 from mlflow_tokens.counting import BatchCounts, Scalar, count_batch, find_fields, given_counts
-from mlflow_tokens.describe import describe_segment, tags_of
-from mlflow_tokens.meter import Meter, Reading
+from mlflow_tokens.meter import Meter
 from mlflow_tokens.notices import say_once, set_up
 from mlflow_tokens.options import Options, check_options, price_advice
 from mlflow_tokens.pricing import Price
-from mlflow_tokens.ranks import Question, job_from_environment
-from mlflow_tokens.recorder import EXIT_TIMEOUT, Moment, Recorder
-from mlflow_tokens.records import SCHEMA, PriceSet, RunBound
-from mlflow_tokens.sinks.base import Writer
-from mlflow_tokens.sinks.mlflow import MlflowSink, RunBinding, active_binding
-from mlflow_tokens.sinks.visualdl import VisualDLSink, require_visualdl
+from mlflow_tokens.ranks import job_from_environment
+from mlflow_tokens.recorder import EXIT_TIMEOUT
+from mlflow_tokens.runs import Runs
+from mlflow_tokens.signals import Terminator
+from mlflow_tokens.sinks.visualdl import require_visualdl
 from mlflow_tokens.team import Team
 
 _current: Tracker | None = None
@@ -60,7 +58,10 @@ class Tracker:
         pad: "none" states that the data is packed, without padding.
         ignore_index: label that is not trained on, for labels that go into the model.
         visualdl: a VisualDL log directory to write to as well.
-        journal_dir: where the journal is kept; default $MLFLOW_TOKENS_JOURNAL_DIR or ./.mlflow_tokens.
+        jsonl: a file to append every snapshot to, one line of JSON each.
+        journal_dir: where the journal is kept; default $MLFLOW_TOKENS_JOURNAL_DIR or ./.mlflow_tokens. On
+            a shared disk a job that is restarted elsewhere finds it again.
+        bill_gaps: bill the time between the end of a job and its restart in another allocation, too.
         silent: print nothing.
 
     Raises:
@@ -77,7 +78,9 @@ class Tracker:
         pad: str | None = None,
         ignore_index: int = -100,
         visualdl: str | os.PathLike[str] | None = None,
+        jsonl: str | os.PathLike[str] | None = None,
         journal_dir: str | os.PathLike[str] | None = None,
+        bill_gaps: bool = False,
         silent: bool = False,
     ) -> None:
         global _current
@@ -88,7 +91,9 @@ class Tracker:
             pad=pad,
             ignore_index=ignore_index,
             visualdl=visualdl,
+            jsonl=jsonl,
             journal_dir=journal_dir,
+            bill_gaps=bill_gaps,
             silent=silent,
             environ=os.environ,
         )
@@ -103,17 +108,14 @@ class Tracker:
         self.meter = Meter(self._job.rank, PhaseClock(started))
         self._pid = os.getpid()
         self._lock = threading.RLock()
-        self._closed = False
+        self._closed, self._left = False, threading.Event()
         self._failure: str | None = None
-        self._recorder: Recorder | None = None
-        self._mlflow: MlflowSink | None = None
-        self._run_id: str | None = None
-        self._segment = ""
-        self._earlier_steps = 0
-        self._baseline: Mapping[int, Reading] = {}
-        self._cadence = Cadence(log_every_steps)
         self._team = Team(self._job, self.meter)
+        self.runs = Runs(self.meter, self._team, self.options)
         atexit.register(self._at_exit)
+        self._terminator = Terminator(lambda: self.close("KILLED", dying=True))
+        if self._job.rank == 0:
+            self._terminator.install()
         _current = self
 
     # ---- what a loop calls ------------------------------------------------------------------------
@@ -162,26 +164,58 @@ class Tracker:
             clock.switch(before)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint carries: the run, the segment and the step, no totals (see the journal)."""
-        return {"schema": SCHEMA, "run": self._run_id, "segment": self._segment, "step": self._steps()}
+        """What to save in a checkpoint: `paddle.save({..., "tokens": tracker.state_dict()}, path)`.
 
-    def close(self, status: str = "FINISHED") -> None:
-        """Take the last snapshot, write it and stop. Waits a few seconds at most; never raises."""
-        global _current, _charged_until
-        with self._lock:
-            # A forked child has a copy of the tracker, but the run is its parent's.
-            if self._closed or os.getpid() != self._pid:
-                return
-            self._closed = True
+        A few names and numbers, and no totals: at this moment rank 0 may not have those of the other
+        ranks yet. It has them written down for this step, so that a restart finds them. Never waits.
+        """
         try:
-            self._end_run(status)
+            return self.runs.checkpoint().to_state()
+        except Exception as error:
+            say_once("state_dict", "The checkpoint cannot be marked: %r", error)
+            step = self.runs.steps
+            return Checkpoint(None, "", step, step, round(time.time() * 1000)).to_state()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Say that training goes on from the checkpoint that this was saved in, before its next step.
+
+        Totals go on from there. What had been trained after the checkpoint stays billed, and is no longer
+        effective. The run of the checkpoint is continued if none is active; an active run other than that
+        becomes its child, and begins with the totals of the checkpoint. Never raises: without a usable
+        state, totals go on from the end of the run's journal.
+        """
+        try:
+            if state:
+                self.runs.resume(checkpoint_of(state))
+        except Exception as error:
+            say_once("resume", "The checkpoint does not say where it was saved: %s", error)
+
+    def close(self, status: str = "FINISHED", *, dying: bool = False) -> None:
+        """Take the last snapshot, write it and stop. Waits a few seconds at most; never raises.
+
+        Args:
+            dying: the process ends now, so that the script cannot end its run: it is ended for it.
+        """
+        global _current, _charged_until
+        # A forked child has a copy of the tracker, but the run is its parent's.
+        if os.getpid() != self._pid:
+            return
+        with self._lock:
+            closing, self._closed = self._closed, True
+        if closing:
+            self._left.wait(4 * EXIT_TIMEOUT)
+            return
+        try:
+            self.runs.close(status, dying=dying)
         except Exception as error:
             say_once("close", "The last snapshot could not be taken: %s: %s", type(error).__name__, error)
         self._team.leave(EXIT_TIMEOUT)
+        self._terminator.remove()
         _charged_until = time.monotonic()
         atexit.unregister(self._at_exit)
         if _current is self:
             _current = None
+        self._left.set()
 
     def __enter__(self) -> Tracker:
         return self
@@ -189,7 +223,7 @@ class Tracker:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.close(status_of(kind))
+        self.close(status_of(kind, error))
 
     # ---- what hooks call --------------------------------------------------------------------------
 
@@ -224,138 +258,27 @@ class Tracker:
 
     def step_ended(self) -> None:
         """End a step and ask for a snapshot if one is due."""
-        if self._closed:
-            return
-        self.meter.step()
-        if self._job.rank == 0:
-            self._snapshot(self._cadence.after_step(self._steps(), self._micro_batches()))
+        if not self._closed:
+            self.meter.step()
+            self.runs.step_ended()
 
-    def script_logged(self, run_id: str | None, script_step: int) -> None:
-        """The script has logged a metric of its own: log ours at the same step."""
-        if (
-            self._closed
-            or self._job.rank != 0
-            or (self._run_id is not None and run_id not in (None, self._run_id))
-        ):
-            return
-        self._snapshot(self._cadence.after_script_log(script_step, self._steps(), self._micro_batches()))
-
-    def run_ending(self, run_id: str, status: str) -> None:
-        """The script is about to end a run: if it is ours, write the last snapshot first."""
-        if self._closed or self._job.rank != 0 or not self._steps():
-            return
-        if self._run_id == run_id or (self._recorder is None and active_binding().run_id in (None, run_id)):
-            if self._recorder is None:
-                self._begin_run(RunBinding(run_id, active_binding().tracking_uri))
-            self._end_run(status)
-
-    def run_for_script(self) -> str | None:
-        """The run that we have started: a script that logs without a run of its own joins it.
-
-        It is being started in the background at worst; it is waited for as a script waits for its own.
-        """
-        return None if self._closed or self._mlflow is None else self._mlflow.started_run(EXIT_TIMEOUT)
-
-    def script_started_run(self, run_id: str) -> None:
-        """The script has started a run: what comes from here on is not that of the run we had started."""
-        if self._closed or self._mlflow is None:
-            return
-        ours = self._mlflow.started_run(EXIT_TIMEOUT)
-        if ours is not None and ours != run_id:
-            self._end_run("FINISHED")
-
-    def failed(self, kind: type[BaseException]) -> None:
-        """An exception is about to end the process."""
-        self._failure = status_of(kind)
+    def ends_with(self, status: str) -> None:
+        """An exception, or an exit status other than 0, is about to end the process."""
+        self._failure = status
 
     def counting_failed(self, error: BaseException) -> None:
         """Counting went wrong: the totals are unknown from here on, and training goes on."""
         say_once("counting", "Counting failed, token totals are unknown from here on: %r", error)
         self.meter.count(BatchCounts(None, None, None))
 
-    # ---- runs -------------------------------------------------------------------------------------
-
-    def _steps(self) -> int:
-        """Optimizer steps of this run, those that it had before this tracker included."""
-        first = self._baseline.get(0)
-        return self._earlier_steps + self.meter.current_step - (first.step if first else 0)
-
-    def _micro_batches(self) -> int:
-        first = self._baseline.get(0)
-        return self._earlier_steps + self.meter.micro_batches - (first.micro_batches if first else 0)
-
-    def _snapshot(self, position: int | None) -> None:
-        if position is None:
-            return
-        recorder = self._recorder
-        if recorder is None:
-            recorder = self._begin_run(active_binding())
-            if recorder.earlier.step:
-                position = self._cadence.restart(
-                    self._steps(), self._micro_batches(), recorder.earlier.position
-                )
-        question = Question(self.meter.current_step)
-        recorder.put(Moment("step", question, position, time.time(), time.monotonic()))
-
-    def _begin_run(self, binding: RunBinding) -> Recorder:
-        segment = describe_segment(self._job, self.options)
-        self._run_id, self._segment = binding.run_id, segment.segment
-        price = self.options.price
-        recorder = Recorder(
-            segment=segment,
-            price=PriceSet(segment.t_wall, price) if price else None,
-            journal_path=self.options.journal_dir / f"{binding.run_id or segment.segment}.jsonl",
-            collect=self._team.collect,
-            baseline=self._baseline,
-            position=lambda: self._cadence.position(self._steps(), self._micro_batches()),
-        )
-        tags = tags_of(segment, self.options.price)
-
-        def run_known(run_id: str) -> None:
-            if self._recorder is recorder:
-                self._run_id = run_id
-            recorder.run_known(RunBound(run_id, binding.tracking_uri))
-
-        self._mlflow = MlflowSink(binding, tags, run_known)
-        writers = [Writer(self._mlflow)]
-        if self.options.visualdl is not None:
-            writers.append(Writer(VisualDLSink(self.options.visualdl, tags)))
-        self._recorder, self._earlier_steps = recorder, recorder.earlier.step
-        recorder.start(writers)
-        return recorder
-
-    def _end_run(self, status: str) -> None:
-        with self._lock:
-            recorder = self._recorder
-            if recorder is None:
-                if self._job.rank != 0 or not self._steps():
-                    return
-                recorder = self._begin_run(active_binding())
-            self._recorder = None
-        self.meter.drop_unfinished_step()
-        position = self._cadence.position(self._steps(), self._micro_batches())
-        question = Question(self.meter.current_step, live=True, last=self._closed)
-        moment = Moment("final", question, position, time.time(), time.monotonic(), status)
-        self._team.hurry(True)
-        self._baseline = self._with_own_newest(recorder.end(moment))
-        self._team.hurry(False)
-        self._run_id = self._mlflow = None
-        self._earlier_steps = 0
-        self._cadence = Cadence(self.options.log_every_steps)
-
-    def _with_own_newest(self, readings: Mapping[int, Reading]) -> Mapping[int, Reading]:
-        """Where the end could not be recorded in time, what was done is still not the next run's."""
-        if 0 in readings and readings[0].step == self.meter.current_step:
-            return readings
-        own = self.meter.reading(live=True)
-        return readings if own is None else {**readings, 0: own}
-
     def _at_exit(self) -> None:
-        self.close(self._failure or "FINISHED")
+        self.close(self._failure or "FINISHED", dying=self._failure is not None)
 
 
-def status_of(kind: type[BaseException] | None) -> str:
+def status_of(kind: type[BaseException] | None, error: BaseException | None = None) -> str:
     """MLflow's run status for a block or a process that ends with this exception."""
-    if kind is None or (issubclass(kind, SystemExit)):
+    if kind is None:
         return "FINISHED"
+    if issubclass(kind, SystemExit):
+        return "FINISHED" if getattr(error, "code", None) in (None, 0) else "FAILED"
     return "KILLED" if issubclass(kind, KeyboardInterrupt) else "FAILED"

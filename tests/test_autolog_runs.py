@@ -106,16 +106,17 @@ def test_autolog_again_within_one_run_goes_on_from_its_totals(stored: Stored) ->
 def test_training_before_the_scripts_first_run_is_not_the_scripts_run(stored: Stored) -> None:
     mlflow_tokens.autolog(pad_token_id=PAD)
     model = Model()
-    recounts = [train(outside, dataset(12), model=model)[0]]  # a warm-up, without a run
+    warm_up = train(outside, dataset(12), model=model)[0]  # without a run
+    recounts = {}
     for seed in (1, 2):
-        with mlflow.start_run():
-            recounts.append(train(outside, dataset(11, seed=seed), model=model)[0])
+        with mlflow.start_run() as run:
+            recounts[run.info.run_id] = train(outside, dataset(11, seed=seed), model=model)[0]
     mlflow_tokens.autolog(disable=True)
     runs = stored.runs()
     assert {run.info.status for run in runs} == {"FINISHED"}
     assert len(runs) == 3
-    for run, recount in zip(runs, recounts, strict=True):
-        assert recount.equals(run.data.metrics)
+    for run in runs:
+        assert recounts.get(run.info.run_id, warm_up).equals(run.data.metrics)
 
 
 def test_a_server_that_is_away_leaves_the_random_numbers_alone_too(stored: Stored) -> None:

@@ -40,26 +40,33 @@ def test_what_goes_in_comes_out(tmp_path: Path) -> None:
     assert list(read_journal(tmp_path / "deep" / "run.jsonl")) == EVERYTHING
 
 
+LAST = quantities(seq=7, train=3.0, computed=9)
+
+
 @pytest.mark.parametrize("cut", range(2, 60, 7))
 def test_a_line_that_was_cut_off_is_left_out_and_the_next_one_is_not_glued_to_it(
     tmp_path: Path, cut: int
 ) -> None:
     path = tmp_path / "run.jsonl"
-    write(path, EVERYTHING)
+    write(path, [*EVERYTHING, LAST])
     os.truncate(path, path.stat().st_size - cut)
-    assert list(read_journal(path)) == EVERYTHING[:-1]
+    assert list(read_journal(path)) == EVERYTHING
     write(path, [SegmentEnd("a", 10.0, "FAILED")])
-    assert list(read_journal(path)) == [*EVERYTHING[:-1], SegmentEnd("a", 10.0, "FAILED")]
+    assert list(read_journal(path)) == [*EVERYTHING, SegmentEnd("a", 10.0, "FAILED")]
 
 
-def test_one_damaged_byte_costs_one_record(tmp_path: Path) -> None:
+def test_one_damaged_byte_costs_quantities_of_one_moment_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
-    write(path, EVERYTHING)
-    lines = path.read_bytes().split(b"\n")
-    for number, line in enumerate(lines[:-1]):
+    write(path, [*EVERYTHING, LAST])
+    lines = path.read_bytes().split(b"\n")[:-1]
+    assert len(lines) == 2 * len(EVERYTHING)  # 2 quantities once, 4 other records twice
+    for number, line in enumerate(lines):
         damaged = line[:20] + bytes([line[20] ^ 1]) + line[21:]
-        path.write_bytes(b"\n".join([*lines[:number], damaged, *lines[number + 1 :]]))
-        assert list(read_journal(path)) == EVERYTHING[:number] + EVERYTHING[number + 1 :]
+        path.write_bytes(b"\n".join([*lines[:number], damaged, *lines[number + 1 :], b""]))
+        expected = [*EVERYTHING, LAST]
+        if b'"quantities"' in line:
+            expected.remove(LAST if number == len(lines) - 1 else EVERYTHING[3])
+        assert list(read_journal(path)) == expected
 
 
 def test_records_of_another_schema_are_refused_not_guessed() -> None:

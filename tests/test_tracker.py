@@ -18,7 +18,7 @@ from mlflow_tokens.comparison.mlflow_reader import MlflowReader
 from mlflow_tokens.comparison.table import rank
 from mlflow_tokens.journal import read_journal
 from mlflow_tokens.ledger import replay
-from mlflow_tokens.metrics import Snapshot
+from mlflow_tokens.metrics import Point, Snapshot
 from mlflow_tokens.records import Quantities, RunBound, SegmentEnd
 from tests.conftest import Stored
 
@@ -209,10 +209,10 @@ def test_the_final_figures_do_not_wait_for_a_backlog(stored: Stored, monkeypatch
     write, began, go_on = MlflowSink.write, threading.Event(), threading.Event()
     written: list[int] = []
 
-    def slow(sink: MlflowSink, snapshots: list[Snapshot]) -> None:
+    def slow(sink: MlflowSink, snapshots: list[Snapshot], skip: frozenset[Point]) -> None:
         began.set()
         assert go_on.wait(60)
-        write(sink, snapshots)
+        write(sink, snapshots, skip)
         written.extend(snapshot.step for snapshot in snapshots)
 
     monkeypatch.setattr(MlflowSink, "write", slow)
@@ -252,9 +252,9 @@ def test_the_journal_holds_the_run_and_folds_to_what_was_logged(stored: Stored, 
     (path,) = (tmp_path / "kept").glob("*.jsonl")
     records = list(read_journal(path))
     assert [type(record).__name__ for record in records[:2]] == ["SegmentStart", "PriceSet"]
-    assert [record.run for record in records if isinstance(record, RunBound)] == [
-        stored.only_run().info.run_id
-    ]
+    run = stored.only_run().info.run_id
+    assert path.stem == run
+    assert [record.run for record in records if isinstance(record, RunBound)] == [None, run]
     assert [record.tokens["computed"] for record in records if isinstance(record, Quantities)] == [1000, 1200]
     assert [record.status for record in records if isinstance(record, SegmentEnd)] == ["FINISHED"]
     account = account_of(records)
@@ -281,8 +281,12 @@ def test_the_state_for_a_checkpoint_names_run_segment_and_step(stored: Stored) -
             tracker.step()
         state = tracker.state_dict()
         tracker.close()
-    assert state == {"schema": 1, "run": run.info.run_id, "segment": state["segment"], "step": 3}
+    point = {"position": 3, "timestamp_ms": state["timestamp_ms"]}
+    assert state == {"schema": 1, "run": run.info.run_id, "segment": state["segment"], "step": 3} | point
     assert len(state["segment"]) == 32
+    # It names a point that MLflow has.
+    history = stored.client.get_metric_history(run.info.run_id, "tokens/computed")
+    assert [p.value for p in history if (p.step, p.timestamp) == (3, state["timestamp_ms"])] == [3]
 
 
 def test_a_batch_that_nobody_understands_makes_the_totals_unknown_with_one_line(

@@ -35,7 +35,9 @@ def autolog(
     pad: str | None = None,
     ignore_index: int = -100,
     visualdl: str | os.PathLike[str] | None = None,
+    jsonl: str | os.PathLike[str] | None = None,
     journal_dir: str | os.PathLike[str] | None = None,
+    bill_gaps: bool = False,
     disable: bool = False,
     silent: bool = False,
 ) -> Tracker | None:
@@ -48,8 +50,8 @@ def autolog(
 
     Args:
         disable: take every hook out again; the last snapshot is written first.
-        price, log_every_steps, pad_token_id, pad, ignore_index, visualdl, journal_dir, silent: as for
-            `mlflow_tokens.Tracker`.
+        price, log_every_steps, pad_token_id, pad, ignore_index, visualdl, jsonl, journal_dir, bill_gaps,
+            silent: as for `mlflow_tokens.Tracker`.
 
     Returns:
         The tracker; None with `disable=True`.
@@ -65,7 +67,9 @@ def autolog(
         "pad": pad,
         "ignore_index": ignore_index,
         "visualdl": visualdl,
+        "jsonl": jsonl,
         "journal_dir": journal_dir,
+        "bill_gaps": bill_gaps,
         "silent": silent,
     }
     check_options(**options, environ=os.environ)

@@ -3,91 +3,366 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any
 
-from mlflow_tokens.metrics import Snapshot
+from mlflow_tokens.metrics import METRICS, Point, Snapshot
+from mlflow_tokens.records import RunBound
 from mlflow_tokens.sinks.base import EXIT_TIMEOUT_LOCAL, EXIT_TIMEOUT_REMOTE
-from mlflow_tokens.sinks.randomness import is_served, leave_the_scripts_random_numbers_alone
+from mlflow_tokens.sinks.randomness import is_served
+from mlflow_tokens.sinks.transport import our_work
+
+#: By this tag a run that we started is found again when its id never reached us.
+SEGMENT_TAG = "mlflow_tokens.segment"
+TAG_PREFIX = "mlflow_tokens."
+
+#: What MLflow takes a request: metrics and tags together, and tags.
+MAX_ENTITIES, MAX_TAGS = 1000, 100
+
+_NAMES = frozenset(spec.name for spec in METRICS if "<" not in spec.name)
+_FAMILIES = tuple(spec.name.partition("<")[0] for spec in METRICS if "<" in spec.name)
+_SQLITE = re.compile(r"(?P<scheme>sqlite(\+\w+)?:///)(?P<path>[^?]+)(?P<options>.*)", re.DOTALL)
 
 
-@dataclass(frozen=True, slots=True)
-class RunBinding:
-    """The run to write to. run_id None: none was active, so one is started (and ended) by the sink."""
+def active_binding() -> RunBound:
+    """The run that is active on this thread or, if none is, what is known of the one to be started.
 
-    run_id: str | None
-    tracking_uri: str
-
-
-def active_binding() -> RunBinding:
-    """The run that is active on this thread, if there is one. Asks no server."""
+    Asks no server. A run that MLflow would resume ($MLFLOW_RUN_ID) is to be started too.
+    """
     import mlflow
+    from mlflow.tracking import fluent
 
+    uri = absolute_uri(mlflow.get_tracking_uri())
     run = mlflow.active_run()
-    return RunBinding(run.info.run_id if run else None, mlflow.get_tracking_uri())
+    if run is not None:
+        return RunBound(run.info.run_id, uri)
+    experiment_id, experiment_name = getattr(fluent, "_active_experiment_id", None), None
+    if not experiment_id:
+        experiment_name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or None
+        experiment_id = None if experiment_name else os.environ.get("MLFLOW_EXPERIMENT_ID") or None
+    return RunBound(
+        run=os.environ.get("MLFLOW_RUN_ID") or None,
+        tracking_uri=uri,
+        owned=True,
+        experiment_id=experiment_id,
+        experiment_name=experiment_name,
+        run_name=os.environ.get("MLFLOW_RUN_NAME") or None,
+    )
+
+
+def absolute_uri(uri: str) -> str:
+    """The tracking URI as it reads from any directory: paths of local stores are made absolute."""
+    if (database := _SQLITE.fullmatch(uri)) is not None:
+        path = database["path"]
+        if path == ":memory:" or path.startswith("file:"):
+            return uri
+        return f"{database['scheme']}{os.path.abspath(path)}{database['options']}"
+    if uri.startswith("file:"):
+        path = uri.removeprefix("file:")
+        return uri if path.startswith("/") else Path(path or "mlruns").absolute().as_uri()
+    if uri in ("databricks", "databricks-uc", "uc") or re.match(r"[A-Za-z][\w+.-]*:", uri):
+        return uri
+    return os.path.abspath(uri or "mlruns")
+
+
+def is_ours(metric: str) -> bool:
+    """Whether this package logs a metric of this name."""
+    return metric in _NAMES or metric.startswith(_FAMILIES)
 
 
 class MlflowSink:
-    """Writes with `log_batch`, as many snapshots a request as MLflow takes, with each snapshot's own time.
+    """Writes with `log_batch`, as many points a request as MLflow takes, with each snapshot's own time.
 
-    A repeated request is harmless: MLflow drops exact repeats of (name, time, step, value).
+    A repeated request is harmless in a database, which drops exact repeats of (name, time, step, value); a
+    file store keeps them, so that the points that are `stored` are to be skipped.
+
+    Nothing here waits for long: a request is made once, and whoever calls tries again. What MLflow raises
+    (MlflowException, mostly) is let out, whether trying again can mend it (a server that is away) or not (a
+    run that was deleted, a password that is wrong).
+
+    Args:
+        bound: the run, or where to start one.
+        tags: of the run, written with the first points.
+        on_run: told the run's id when it is known, before anything is written.
+        segment: names the process whose numbers these are, and the run if it starts one.
+        started_at: when the run began, in s since the epoch; for a run that is started later than that.
+        live: the process that trains. Otherwise its journal is replayed: then MLflow's active run is left
+            alone, and a run that has ended keeps its status.
     """
 
     name = "MLflow"
     in_order = False
 
-    def __init__(self, binding: RunBinding, tags: Mapping[str, str], on_run: Callable[[str], None]) -> None:
-        self._binding = binding
-        remote = is_served(binding.tracking_uri)
-        self.exit_timeout = EXIT_TIMEOUT_REMOTE if remote else EXIT_TIMEOUT_LOCAL
+    def __init__(
+        self,
+        bound: RunBound,
+        tags: Mapping[str, str],
+        on_run: Callable[[str], None],
+        *,
+        segment: str,
+        started_at: float | None = None,
+        live: bool = True,
+    ) -> None:
+        self._bound = bound
         self._tags = dict(tags)
         self._on_run = on_run
+        self._segment = segment
+        self._started_at = started_at
+        self._live = live
+        self._owned = bound.owned or bound.run is None
+        self.exit_timeout = EXIT_TIMEOUT_REMOTE if is_served(bound.tracking_uri) else EXIT_TIMEOUT_LOCAL
+        self.end_script_run = False
+        """Whether `close` ends a run of the script's too: the process is dying, and the script cannot."""
         self._run_id: str | None = None
         self._run_known = threading.Event()
+        self._tried_to_start = False
+        self._started_empty = False
         self._tagged = False
+        self._ended = False
+        self._unread: list[str] | None = None
+        self._read: set[Point] = set()
+
+    @property
+    def run_id(self) -> str | None:
+        """The run that is written to; None if it has not been started."""
+        return self._run_id or self._bound.run
 
     def started_run(self, timeout: float) -> str | None:
         """The id of the run that this sink started, waited for `timeout` s; None if it started none."""
-        return self._run_id if self._binding.run_id is None and self._run_known.wait(timeout) else None
+        return self._run_id if self._owned and self._run_known.wait(timeout) else None
 
-    def write(self, snapshots: Sequence[Snapshot]) -> None:
-        """Write snapshots, and with the first one the tags."""
-        from mlflow import MlflowClient
-        from mlflow.entities import Metric, RunTag
-        from mlflow.utils.validation import MAX_METRICS_PER_BATCH
+    def bind(self) -> str:
+        """Find or start the run now, and give its id. May raise."""
+        with self._client() as client:
+            return self._run_id or self._bind(client)
 
-        if self._run_id is None:
-            leave_the_scripts_random_numbers_alone(self._binding.tracking_uri)
-        run_id = self._run_id or self._bind()
-        client = MlflowClient(self._binding.tracking_uri)
-        metrics = [
-            Metric(name, float(value), snapshot.timestamp_ms, snapshot.position)
+    def write(self, snapshots: Sequence[Snapshot], skip: AbstractSet[Point] = frozenset()) -> None:
+        """Write the points that are not in `skip`, and with the first of them the tags. May raise."""
+        points = {
+            point: value
             for snapshot in snapshots
-            for name, value in snapshot.metrics.items()
-        ]
-        for start in range(0, len(metrics), MAX_METRICS_PER_BATCH):
-            tags = [] if self._tagged else [RunTag(key, value) for key, value in self._tags.items()]
-            client.log_batch(run_id, metrics=metrics[start : start + MAX_METRICS_PER_BATCH], tags=tags)
+            for point, value in snapshot.points(mirrored=True)
+            if point not in skip
+        }
+        if not points and (self._tagged or skip):
+            return
+        self._unread, self._read = None, set()
+        with self._client() as client:
+            from mlflow.entities import Metric, RunTag
+
+            run_id = self._run_id or self._bind(client)
+            metrics = iter([Metric(name, v, time, step) for (name, step, time), v in points.items()])
+            tags = iter([] if self._tagged else [RunTag(key, value) for key, value in self._tags.items()])
+            while True:
+                some_tags = list(islice(tags, MAX_TAGS))
+                some_metrics = list(islice(metrics, MAX_ENTITIES - len(some_tags)))
+                if not some_tags and not some_metrics:
+                    break
+                # MLFLOW_ENABLE_ASYNC_LOGGING would have it return before anything is written, and lose it
+                # where that fails.
+                client.log_batch(run_id, metrics=some_metrics, tags=some_tags, synchronous=True)
             self._tagged = True
 
-    def close(self, status: str) -> None:
-        """End the run if this sink started it; a run of the user's is the user's to end."""
+    def stored(self) -> set[Point]:
+        """Every point of our metrics that the run has. May raise.
+
+        It takes a request a metric: after one that failed it goes on from there, so that a server that
+        fails now and then is read through in the end.
+        """
+        with self._client() as client:
+            run_id = self._existing_run(client)
+            if self._unread is None:
+                self._unread = [metric.key for metric in self._latest(client, run_id)]
+            while self._unread:
+                history = client.get_metric_history(run_id, self._unread[-1])
+                self._read.update((m.key, m.step, m.timestamp) for m in history)
+                self._unread.pop()
+        points = self._read
+        self._unread, self._read = None, set()
+        return points
+
+    def at(self, position: int, timestamp_ms: int) -> dict[str, float]:
+        """The values of our metrics at one position of the axis and one time. May raise."""
+        with self._client() as client:
+            run_id = self._existing_run(client)
+            return {
+                m.key: m.value
+                for latest in self._latest(client, run_id)
+                for m in client.get_metric_history(run_id, latest.key)
+                if (m.step, m.timestamp) == (position, timestamp_ms)
+            }
+
+    def latest(self) -> dict[str, tuple[float, int, int]]:
+        """Value, step and time in ms of what MLflow takes for the latest point of each of our metrics.
+
+        Empty for a run that this sink has started from nothing. May raise.
+        """
+        if self._started_empty:
+            return {}
+        with self._client() as client:
+            run_id = self._existing_run(client)
+            return {m.key: (m.value, m.step, m.timestamp) for m in self._latest(client, run_id)}
+
+    def tags(self) -> dict[str, str]:
+        """The run's tags under `mlflow_tokens.`. May raise."""
+        with self._client() as client:
+            run_id = self._existing_run(client)
+            tags = client.get_run(run_id).data.tags if run_id is not None else {}
+        return {key: value for key, value in tags.items() if key.startswith(TAG_PREFIX)}
+
+    def close(self, status: str, end_time: float | None = None) -> None:
+        """End the run with `status`, if this sink started it or if `end_script_run`. May raise.
+
+        end_time: in s since the epoch; by default now. A run of the script's, and one whose journal is
+        replayed, is ended only if it is RUNNING.
+        """
+        if self._ended or not (self._owned or self.end_script_run):
+            return
+        if self._live and self._owned and not self._tried_to_start:
+            return
+        with self._client() as client:
+            run_id = self._existing_run(client)
+            if run_id is None:
+                return
+            if self._live and self._owned:
+                self._end(client, run_id, status, end_time)
+            else:
+                if client.get_run(run_id).info.status == "RUNNING":
+                    client.set_terminated(run_id, status, _milliseconds(end_time))
+                if self._live:
+                    _forget_active_run(run_id)
+        self._ended = True
+
+    @contextmanager
+    def _client(self) -> Iterator[Any]:
+        with our_work(self._bound.tracking_uri):
+            from mlflow import MlflowClient
+
+            yield MlflowClient(self._bound.tracking_uri)
+
+    # ---- the run ----------------------------------------------------------------------------------
+
+    def _bind(self, client: Any) -> str:
+        run_id = self._start(client) if self._owned else self._bound.run
+        assert run_id is not None
+        self._run_id = run_id
+        self._run_known.set()
+        self._on_run(run_id)
+        return run_id
+
+    def _start(self, client: Any) -> str:
+        """Start or resume the run; one that an earlier attempt has started, whose answer was lost, is it."""
+        existing = self._existing_run(client)
+        self._tried_to_start = True
+        if not self._is_fluent():
+            if existing is not None and self._live:
+                client.update_run(existing, status="RUNNING")
+            return existing or self._create(client)
         import mlflow
 
-        if self._run_id is not None and self._binding.run_id is None:
+        # On this thread only: MLflow's stack of active runs is a thread's own, so the script's
+        # later start_run() does not find one in its way. start_run() gives the run its
+        # user and git commit.
+        if existing is not None:
+            return str(mlflow.start_run(run_id=existing).info.run_id)
+        run = mlflow.start_run(
+            run_name=self._bound.run_name,
+            experiment_id=self._experiment(client, create=True),
+            tags={SEGMENT_TAG: self._segment},
+        )
+        self._started_empty = True
+        return str(run.info.run_id)
+
+    def _create(self, client: Any) -> str:
+        from mlflow.tracking.context import registry
+
+        tags = {SEGMENT_TAG: self._segment}
+        run = client.create_run(
+            experiment_id=self._experiment(client, create=True),
+            start_time=_milliseconds(self._started_at),
+            # A replay may run elsewhere, and as somebody else.
+            tags=registry.resolve_tags(tags) if self._live else tags,
+            run_name=self._bound.run_name,
+        )
+        self._started_empty = True
+        return str(run.info.run_id)
+
+    def _existing_run(self, client: Any) -> str | None:
+        """The run if there is one. It is looked for where there may be one whose id never reached us."""
+        if self.run_id is not None:
+            return self.run_id
+        if self._live and not self._tried_to_start:
+            return None
+        experiment = self._experiment(client, create=False)
+        if experiment is None:
+            return None
+        runs = client.search_runs(
+            [experiment],
+            filter_string=f"tags.`{SEGMENT_TAG}` = '{self._segment}'",
+            # One that was deleted since is not to come back as another.
+            run_view_type=_all_runs(),
+            max_results=1,
+            order_by=["attributes.start_time ASC"],
+        )
+        return str(runs[0].info.run_id) if runs else None
+
+    def _experiment(self, client: Any, *, create: bool) -> str | None:
+        if self._bound.experiment_id is not None:
+            return self._bound.experiment_id
+        if self._bound.experiment_name is not None:
+            experiment = client.get_experiment_by_name(self._bound.experiment_name)
+            if experiment is not None:
+                return str(experiment.experiment_id)
+            return str(client.create_experiment(self._bound.experiment_name)) if create else None
+        from mlflow.tracking import fluent
+
+        # The default of a notebook service is not "0".
+        default = getattr(fluent, "_get_experiment_id", None) if self._is_fluent() else None
+        return (default() if default is not None else None) or "0"
+
+    def _is_fluent(self) -> bool:
+        """Whether mlflow.start_run() and its like mean the store that the run is bound to."""
+        import mlflow
+
+        return self._live and absolute_uri(mlflow.get_tracking_uri()) == self._bound.tracking_uri
+
+    def _end(self, client: Any, run_id: str, status: str, end_time: float | None) -> None:
+        import mlflow
+
+        active = mlflow.active_run()
+        if active is not None and active.info.run_id == run_id and end_time is None and self._is_fluent():
             mlflow.end_run(status)
-
-    def _bind(self) -> str:
-        if self._binding.run_id is not None:
-            self._run_id = self._binding.run_id
         else:
-            import mlflow
+            client.set_terminated(run_id, status, _milliseconds(end_time))
 
-            # On this thread only: MLflow's stack of active runs is a thread's own, so the script's
-            # later start_run() does not find one in its way. start_run() gives the run its
-            # user and git commit, and obeys MLFLOW_RUN_ID and MLFLOW_EXPERIMENT_NAME.
-            self._run_id = mlflow.start_run(run_name=os.environ.get("MLFLOW_RUN_NAME")).info.run_id
-        self._run_known.set()
-        self._on_run(self._run_id)
-        return self._run_id
+    # ---- what the run has -------------------------------------------------------------------------
+
+    def _latest(self, client: Any, run_id: str | None) -> list[Any]:
+        if run_id is None:
+            return []
+        return [metric for metric in client.get_run(run_id).data._metric_objs if is_ours(metric.key)]
+
+
+def _milliseconds(seconds: float | None) -> int | None:
+    return None if seconds is None else round(seconds * 1000)
+
+
+def _all_runs() -> int:
+    from mlflow.entities import ViewType
+
+    return int(ViewType.ALL)
+
+
+def _forget_active_run(run_id: str) -> None:
+    """Take a run that has ended off every thread's stack: at exit MLflow would end it again, as FINISHED."""
+    from mlflow.tracking import fluent
+
+    stacks = getattr(getattr(fluent, "_active_run_stack", None), "get_all_thread_values", None)
+    for stack in stacks().values() if stacks is not None else ():
+        stack[:] = [run for run in stack if run.info.run_id != run_id]

@@ -6,20 +6,28 @@ curves. What must be exact is in `mlflow_tokens.json` in the same directory.
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import math
 import os
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-from mlflow_tokens.metrics import Snapshot
+from mlflow_tokens.metrics import Point, Snapshot
 from mlflow_tokens.sinks.base import EXIT_TIMEOUT_LOCAL
+from mlflow_tokens.sinks.visualdl_records import append_whole, encode_points, read_points, repair
 
 #: A directory of our own: of several record files in one directory VisualDL shows only the last.
 SUBDIRECTORY = "tokens"
 FILE_NAME = "vdlrecords.tokens.log"
 SIDECAR_NAME = "mlflow_tokens.json"
+LOCK_NAME = ".lock"
+
+#: What a file system without locks answers.
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
 def require_visualdl() -> None:
@@ -31,7 +39,11 @@ def require_visualdl() -> None:
 
 
 class VisualDLSink:
-    """Writes under `<log directory>/tokens/`, made when the first snapshot comes."""
+    """Writes under `<log directory>/tokens/`, made when the first snapshot comes.
+
+    From then until `close` the directory is locked against every other job. What VisualDL shows has no
+    notion of a latest value, so that snapshots are not mirrored.
+    """
 
     name = "VisualDL"
     in_order = True
@@ -39,30 +51,69 @@ class VisualDLSink:
 
     def __init__(self, logdir: Path, tags: Mapping[str, str]) -> None:
         self._directory = logdir / SUBDIRECTORY
+        self._records = self._directory / FILE_NAME
         self._tags = dict(tags)
-        self._writer: Any = None
+        self._lock = _Lock(self._directory / LOCK_NAME)
+        self._size = -1
+        """Bytes of the record file after our last write: of any other size it may be damaged."""
+        self._newest: tuple[int, float] | None = None
+        """`seq` and time in ms of the snapshot in the sidecar; None before it was looked at."""
 
-    def write(self, snapshots: Sequence[Snapshot]) -> None:
-        """Add a scalar for every metric, then replace the sidecar."""
-        if self._writer is None:
-            from visualdl import LogWriter
+    def write(self, snapshots: Sequence[Snapshot], skip: AbstractSet[Point] = frozenset()) -> None:
+        """Append a scalar for every metric, then put the newest snapshot into the sidecar.
 
-            self._writer = LogWriter(logdir=str(self._directory), file_name=FILE_NAME)
-        for snapshot in snapshots:
-            for name, value in snapshot.metrics.items():
-                self._writer.add_scalar(
-                    tag=name, value=float(value), step=snapshot.position, walltime=snapshot.timestamp_ms
-                )
-        self._write_sidecar(snapshots[-1])
+        Raises:
+            OSError: the disk does not take it (no scalar was written, or else all of them), or another
+                job writes to this directory.
+        """
+        if not snapshots:
+            return
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._lock.acquire()
+        self._append(snapshots, skip)
+        self._update_sidecar(max(snapshots, key=lambda snapshot: snapshot.seq))
+
+    def stored(self) -> AbstractSet[Point]:
+        """The points in the intact part of the record file.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        return frozenset(read_points(self._records))
 
     def close(self, status: str) -> None:
-        """Flush and close the record file."""
-        if self._writer is not None:
-            self._writer.close()
+        """Let others write to the directory; the files are complete after every write."""
+        self._lock.release()
 
-    def _write_sidecar(self, snapshot: Snapshot) -> None:
+    def _append(self, snapshots: Sequence[Snapshot], skip: AbstractSet[Point]) -> None:
+        # Opened every time: the directory may have been removed, and NFS reports a full disk on closing.
+        file = os.open(self._records, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            if os.fstat(file).st_size != self._size:
+                self._size = repair(self._records)
+            points = (
+                (point, value)
+                for snapshot in snapshots
+                for point, value in snapshot.points(mirrored=False)
+                if point not in skip
+            )
+            data = encode_points(points, head=self._size == 0)
+            append_whole(file, data, self._size)
+        finally:
+            os.close(file)
+        self._size += len(data)
+
+    def _update_sidecar(self, snapshot: Snapshot) -> None:
+        """Replace the sidecar, unless a newer snapshot is in it: a backlog may come late."""
+        if self._newest is None:
+            self._newest = self._read_sidecar()
+        seq, timestamp_ms = self._newest
+        # What an earlier process left may be of another run, whose seq says nothing about ours: time decides.
+        if snapshot.seq <= seq and snapshot.timestamp_ms <= timestamp_ms and self._sidecar.exists():
+            return
         content = {
             "tags": self._tags,
+            "seq": snapshot.seq,
             "step": snapshot.step,
             "position": snapshot.position,
             "timestamp_ms": snapshot.timestamp_ms,
@@ -70,7 +121,74 @@ class VisualDLSink:
             # JSON knows no NaN: what has become unknown is null.
             "metrics": {k: v if math.isfinite(v) else None for k, v in snapshot.metrics.items()},
         }
-        path = self._directory / SIDECAR_NAME
-        partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps(content, ensure_ascii=False, indent=1), "utf-8")
-        os.replace(partial, path)
+        partial = self._sidecar.with_suffix(".partial")
+        try:
+            partial.write_text(json.dumps(content, ensure_ascii=False, indent=1), "utf-8")
+            os.replace(partial, self._sidecar)
+        except OSError:
+            partial.unlink(missing_ok=True)
+            raise
+        # From here on it is this run's, and seq alone decides: clocks may be put back.
+        self._newest = snapshot.seq, math.inf
+
+    @property
+    def _sidecar(self) -> Path:
+        return self._directory / SIDECAR_NAME
+
+    def _read_sidecar(self) -> tuple[int, float]:
+        try:
+            content = json.loads(self._sidecar.read_text("utf-8"))
+            return int(content["seq"]), int(content["timestamp_ms"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return -1, -1
+
+
+class _Lock:
+    """A lock file, held against other processes and other sinks of this one; a killed process lets go."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = -1
+
+    def acquire(self) -> None:
+        """Hold the lock, unless it is held already. A file system without locks has none to hold.
+
+        Raises:
+            OSError: someone else holds it, or the file cannot be made.
+        """
+        if self._file >= 0:
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(self._file), os.stat(self._path)):
+                    return
+            self.release()  # the directory was removed, and the lock with it
+        file = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                os.close(file)
+                if isinstance(error, BlockingIOError):
+                    message = "another job writes its VisualDL logs to this directory"
+                    raise OSError(errno.EBUSY, message, str(self._path.parent)) from None
+                raise
+        self._file = file
+        _held.add(self)
+
+    def release(self) -> None:
+        """Let go of the lock."""
+        _held.discard(self)
+        file, self._file = self._file, -1
+        if file >= 0:
+            os.close(file)
+
+
+_held: set[_Lock] = set()
+
+
+def _let_go_in_child() -> None:
+    """A forked child (a worker that loads data, say) would keep the lock after its parent's death."""
+    for lock in list(_held):
+        lock.release()
+
+
+os.register_at_fork(after_in_child=_let_go_in_child)

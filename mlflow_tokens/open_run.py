@@ -1,0 +1,139 @@
+"""Opens the record of one run: which run it is, its journal, and the sinks that its snapshots go to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from mlflow_tokens.checkpoint import Checkpoint
+from mlflow_tokens.describe import tags_of
+from mlflow_tokens.journal import JournalTaken
+from mlflow_tokens.meter import Reading
+from mlflow_tokens.notices import logger
+from mlflow_tokens.options import Options
+from mlflow_tokens.recorder import Collect, Recorder
+from mlflow_tokens.records import PriceSet, RunBound, SegmentStart
+from mlflow_tokens.resume import History, find_journal
+from mlflow_tokens.sinks.jsonl import JsonlSink
+from mlflow_tokens.sinks.mlflow import MlflowSink
+from mlflow_tokens.sinks.visualdl import VisualDLSink
+from mlflow_tokens.sinks.writer import Writer
+
+#: Seconds that the recorder waits for MLflow to tell what it has of a run.
+HISTORY_TIMEOUT = 8.0
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(slots=True)
+class OpenRun:
+    """A run that is being recorded. run: its id, None until it is known."""
+
+    recorder: Recorder
+    mlflow: MlflowSink
+    run: str | None
+    segment: str
+
+
+def open_run(
+    bound: RunBound,
+    segment: SegmentStart,
+    options: Options,
+    *,
+    collect: Collect,
+    baseline: Mapping[int, Reading],
+    checkpoint: Checkpoint | None,
+    position: Callable[[], int],
+) -> OpenRun:
+    """Open the journal of a run and begin to record it.
+
+    A checkpoint names the run to go on with, unless the script has another one active: then that one
+    is its child. Where another process is recording the run already, the new one gets a run of its own:
+    two jobs in one run would make one sum of both.
+    """
+    if bound.run is None and checkpoint is not None and checkpoint.run is not None:
+        bound = replace(bound, run=checkpoint.run)
+    same_run = checkpoint is not None and checkpoint.run in (None, bound.run)
+    directory = options.journal_dir
+    path = find_journal(directory, bound.run, checkpoint.segment if checkpoint and same_run else "")
+    price = PriceSet(segment.t_wall, options.price) if options.price else None
+    displaced = False
+
+    def record(bound: RunBound, name: str) -> Recorder:
+        return Recorder(
+            segment=segment,
+            price=price,
+            bound=bound,
+            journal_path=directory / f"{name}.jsonl",
+            collect=collect,
+            baseline=baseline,
+            checkpoint=checkpoint,
+            position=position,
+        )
+
+    name = path.stem if path else bound.run or segment.segment
+    try:
+        recorder = record(bound, name)
+    except JournalTaken:
+        logger.warning(
+            "Another process is recording run %s (its journal is locked): this one is recorded in a run of "
+            "its own.",
+            bound.run,
+        )
+        displaced, name = True, segment.segment
+        bound = replace(bound, run=None, owned=True)
+        recorder = record(bound, name)
+    tags = tags_of(segment, options.price)
+    if checkpoint is not None and checkpoint.run not in (None, bound.run):
+        tags["mlflow_tokens.parent_run"] = checkpoint.run or ""
+    opened: OpenRun
+
+    def run_known(run: str) -> None:
+        opened.run = run
+        recorder.run_known(run)
+
+    # A run that was never started is known in MLflow by the segment that its journal begins with.
+    identity = segment.segment if bound.run is not None else name
+    mlflow = MlflowSink(bound, tags, run_known, segment=identity, live=not displaced)
+    opened = OpenRun(recorder, mlflow, bound.run, segment.segment)
+    writer = Writer(mlflow, recorder.spool)
+    writers = [writer]
+    if options.visualdl is not None:
+        writers.append(Writer(VisualDLSink(options.visualdl, tags), recorder.spool))
+    if options.jsonl is not None:
+        writers.append(Writer(JsonlSink(options.jsonl, tags), recorder.spool))
+
+    def history_of(run: str) -> History:
+        sink = mlflow if run == bound.run else _other_run(run, bound)
+        return _AskedHistory(sink, writer)
+
+    may_have_history = bound.run is not None or checkpoint is not None
+    recorder.start(writers, history_of if may_have_history else None)
+    return opened
+
+
+def _other_run(run: str, bound: RunBound) -> MlflowSink:
+    """For reading alone."""
+    return MlflowSink(RunBound(run, bound.tracking_uri), {}, lambda run: None, segment="", live=False)
+
+
+class _AskedHistory:
+    """A run's history, read on the thread that writes to MLflow."""
+
+    def __init__(self, sink: MlflowSink, writer: Writer) -> None:
+        self._sink, self._writer = sink, writer
+
+    def latest(self) -> Mapping[str, tuple[float, int, int]]:
+        return _answer(self._writer.ask(self._sink.latest))
+
+    def at(self, position: int, timestamp_ms: int) -> Mapping[str, float]:
+        return _answer(self._writer.ask(lambda: self._sink.at(position, timestamp_ms)))
+
+    def tags(self) -> Mapping[str, str]:
+        return _answer(self._writer.ask(self._sink.tags))
+
+
+def _answer(future: Future[Answer]) -> Answer:
+    return future.result(timeout=HISTORY_TIMEOUT)

@@ -1,0 +1,260 @@
+"""Where a resumed run begins: found in its journal, in that of its parent run, or in MLflow's history."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from decimal import Decimal
+from pathlib import Path
+from typing import Protocol
+
+from mlflow_tokens.account import Account, fold
+from mlflow_tokens.checkpoint import Checkpoint
+from mlflow_tokens.journal import read_journal
+from mlflow_tokens.notices import say_once
+from mlflow_tokens.records import CarriedOver, Quantities, Record, Rollback
+
+KINDS = ("computed", "valid", "trained", "effective")
+
+
+class History(Protocol):
+    """What MLflow has stored of one run: our metrics and our tags. All may raise."""
+
+    def latest(self) -> Mapping[str, tuple[float, int, int]]:
+        """The latest value of each metric, with its step and its time in ms."""
+
+    def at(self, position: int, timestamp_ms: int) -> Mapping[str, float]:
+        """The metrics at exactly this point."""
+
+    def tags(self) -> Mapping[str, str]:
+        """The tags of the run that begin with `mlflow_tokens.`."""
+
+
+#: The history of a run; None if it cannot be asked.
+HistoryOf = Callable[[str], History]
+
+
+def find_journal(directory: Path, run: str | None, segment: str) -> Path | None:
+    """The journal of a run, or the one that a segment is in; None if there is none."""
+    for name in (run, segment):
+        if name and (path := directory / f"{name}.jsonl").is_file():
+            return path
+    if not segment:
+        return None
+    # It bears the name of a run that was not known when the checkpoint was saved.
+    mark = f'"segment":"{segment}"'.encode()
+    return next((path for path in sorted(directory.glob("*.jsonl")) if mark in path.read_bytes()), None)
+
+
+def past_records(
+    account: Account,
+    checkpoint: Checkpoint | None,
+    *,
+    run: str | None,
+    segment: str,
+    now: float,
+    directory: Path,
+    history_of: HistoryOf | None,
+) -> list[Record]:
+    """What has to be recorded before this segment, so that the account is where the training is.
+
+    Args:
+        account: the run's journal so far. checkpoint: what training resumes from, if that is known.
+        run, segment: of this process. now: time of day in s. directory: where the journals are.
+        history_of: asks MLflow about a run; None if there can be nothing.
+    """
+    has_past = bool(account.milestones)
+    if has_past:
+        return [] if checkpoint is None else _back_to(account, checkpoint, segment, now, directory)
+    if checkpoint is None:
+        return _head(run, history_of)
+    if run is not None and checkpoint.run in (None, run):
+        head = _head(run, history_of) or [_unknown(checkpoint)]
+        effective = _from_history(history_of, run, checkpoint).get("effective")
+        return [*head, Rollback(segment, now, checkpoint.segment, checkpoint.step, effective)]
+    return [_parent(checkpoint, directory, history_of)] if checkpoint.step else []
+
+
+def _back_to(
+    account: Account, checkpoint: Checkpoint, segment: str, now: float, directory: Path
+) -> list[Record]:
+    newest = account.milestones[-1]
+    if checkpoint.step == account.step and checkpoint.segment in ("", newest.segment):
+        return []
+    effective = None
+    if account.milestone(checkpoint.segment, checkpoint.step) is None and checkpoint.step:
+        parent = find_journal(directory, checkpoint.run, checkpoint.segment)
+        there = _account_at(parent, checkpoint) if parent else None
+        effective = there.effective if there else None
+        if there is None:
+            say_once(
+                "rollback",
+                "The journal does not hold step %s of the checkpoint; effective tokens are unknown.",
+                checkpoint.step,
+            )
+    return [Rollback(segment, now, checkpoint.segment, checkpoint.step, effective)]
+
+
+def _account_at(path: Path, checkpoint: Checkpoint) -> Account | None:
+    """The account of a journal as it stood when the checkpoint was saved."""
+    account, found = Account(), None
+    for record in read_journal(path):
+        account = fold(account, record)
+        if (
+            isinstance(record, Quantities)
+            and record.step == checkpoint.step
+            and checkpoint.segment in ("", record.segment)
+            and record.kind != "heartbeat"
+        ):
+            found = account
+            if round(record.t_wall * 1000) == checkpoint.timestamp_ms:
+                break
+    return found
+
+
+def _parent(checkpoint: Checkpoint, directory: Path, history_of: HistoryOf | None) -> CarriedOver:
+    path = find_journal(directory, checkpoint.run, checkpoint.segment)
+    there = _account_at(path, checkpoint) if path else None
+    if there is not None:
+        return _carry_account(there, checkpoint)
+    if history_of is None or checkpoint.run is None:
+        return _unknown(checkpoint)
+    try:
+        history = history_of(checkpoint.run)
+        values = history.at(checkpoint.position, checkpoint.timestamp_ms)
+        return _carry_values(
+            values,
+            history.tags(),
+            run=checkpoint.run,
+            step=checkpoint.step,
+            position=checkpoint.position,
+            high_water=0,
+        )
+    except KeyError:
+        return _unknown(checkpoint)  # the run has no such point, or not all of it
+    except Exception as error:
+        say_once("history", "The run that training resumes from cannot be read: %s", error)
+        return _unknown(checkpoint)
+
+
+def _carry_account(account: Account, checkpoint: Checkpoint) -> CarriedOver:
+    totals = {kind: getattr(account, kind) for kind in KINDS}
+    seconds: dict[str, dict[str, float]] = {}
+    for (device_type, phase), held in account.device_seconds.items():
+        seconds.setdefault(device_type, {})[phase] = held
+    priced = account.cost is not None and account.fates_known
+    return CarriedOver(
+        from_run=checkpoint.run or "",
+        from_segment=checkpoint.segment,
+        from_step=checkpoint.step,
+        source="journal",
+        position=account.position,
+        high_water=0,
+        elapsed=account.elapsed,
+        busy=account.busy,
+        tokens={kind: total for kind, total in totals.items() if total is not None},
+        seconds=seconds,
+        currency=account.currency if priced else None,
+        cells=tuple((phase, fate, amount) for (phase, fate), amount in account.cells.items())
+        if priced
+        else None,
+        gap_seconds=account.gap_seconds,
+    )
+
+
+def _head(run: str | None, history_of: HistoryOf | None) -> list[Record]:
+    """The totals that MLflow has of a run whose journal is not here; none if it has none."""
+    if run is None or history_of is None:
+        return []
+    try:
+        history = history_of(run)
+        latest = history.latest()
+        if "tokens/computed" not in latest:
+            return []
+        position = max(point for _, point, _ in latest.values())
+        values = {name: value for name, (value, _, _) in latest.items()}
+        return [
+            _carry_values(
+                values, history.tags(), run=run, step=position, position=position, high_water=position
+            )
+        ]
+    except Exception as error:
+        say_once("history", "What MLflow has of the run so far cannot be read: %s", error)
+        return []
+
+
+def _carry_values(
+    values: Mapping[str, float],
+    tags: Mapping[str, str],
+    *,
+    run: str,
+    step: int,
+    position: int,
+    high_water: int,
+) -> CarriedOver:
+    """Quantities from the metrics that were derived from them; raises KeyError if one is missing."""
+    known = {name: value for name, value in values.items() if math.isfinite(value)}
+    tokens = {kind: int(known[f"tokens/{kind}"]) for kind in KINDS if f"tokens/{kind}" in known}
+    held, computed = known["device/hours"] * 3600, known["tokens/computed"]
+    device_busy = computed / known["throughput/tokens_per_second_per_device_average"]
+    currency, cost = tags.get("mlflow_tokens.currency"), known.get("cost/total")
+    return CarriedOver(
+        from_run=run,
+        from_segment="",
+        from_step=step,
+        source="history",
+        position=position,
+        high_water=high_water,
+        elapsed=computed / known["throughput/tokens_per_second_wall"],
+        busy=computed / known["throughput/tokens_per_second_average"],
+        tokens=tokens,
+        seconds={
+            tags.get("mlflow_tokens.device_type", "unknown"): {
+                "train": device_busy,
+                "other": max(0.0, held - device_busy),
+            }
+        },
+        currency=currency if cost is not None else None,
+        cells=(("other", "surviving", Decimal(repr(cost))),) if currency and cost is not None else None,
+        gap_seconds=known.get("device/gap_hours", 0.0) * 3600,
+    )
+
+
+def _from_history(history_of: HistoryOf | None, run: str | None, checkpoint: Checkpoint) -> dict[str, int]:
+    if history_of is None or run is None:
+        return {}
+    try:
+        values = history_of(run).at(checkpoint.position, checkpoint.timestamp_ms)
+    except Exception as error:
+        say_once("history", "What MLflow has of the run so far cannot be read: %s", error)
+        return {}
+    return {
+        kind: int(values[f"tokens/{kind}"])
+        for kind in KINDS
+        if math.isfinite(values.get(f"tokens/{kind}", math.nan))
+    }
+
+
+def _unknown(checkpoint: Checkpoint) -> CarriedOver:
+    say_once(
+        "carried",
+        "Nothing is known of the %s steps before this checkpoint: token totals and cost stay unknown.",
+        checkpoint.step,
+    )
+    return unknown_past(checkpoint.run or "", checkpoint.step, checkpoint.position, checkpoint.segment)
+
+
+def unknown_past(run: str, step: int, position: int, segment: str = "") -> CarriedOver:
+    """Says that there were steps before of which nothing is known: totals are unknown, and not too small."""
+    return CarriedOver(
+        from_run=run,
+        from_segment=segment,
+        from_step=step,
+        source="unknown",
+        position=position,
+        high_water=position,
+        elapsed=0.0,
+        busy=0.0,
+        tokens={},
+        seconds={},
+    )

@@ -1,0 +1,75 @@
+"""The snapshots of a run on their way to the sinks: the newest in memory, all of them in the journal."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+
+from mlflow_tokens.metrics import Snapshot
+from mlflow_tokens.notices import say_once
+
+#: Snapshots that are kept in memory; a sink that is further behind is served from the journal.
+RECENT = 2048
+#: Snapshots that are read from the journal at once.
+CHUNK = 512
+
+
+class Spool:
+    """Snapshots in the order of their numbers; every sink reads on from where it is.
+
+    Args:
+        from_disk: the snapshots of the journal after a number.
+    """
+
+    def __init__(self, from_disk: Callable[[int], Iterable[Snapshot]]) -> None:
+        self._from_disk = from_disk
+        self._recent: deque[Snapshot] = deque(maxlen=RECENT)
+        self.changed = threading.Condition()
+        self.newest = 0
+        """The number of the newest snapshot."""
+        self.begun = False
+        self.start = 0
+        """The number that a sink begins after. Meaningful once begun."""
+        self.backlog_end = 0
+        """Snapshots up to this number are of an earlier process, which may have written some of them."""
+
+    def begin(self, earlier: Iterable[Snapshot], *, delivered: bool) -> None:
+        """Start after the snapshots of earlier processes, which the sinks have (`delivered`) or may lack."""
+        with self.changed:
+            self._recent.extend(earlier)
+            self.newest = self._recent[-1].seq if self._recent else 0
+            self.start, self.backlog_end = (self.newest, 0) if delivered else (0, self.newest)
+            self.begun = True
+            self.changed.notify_all()
+
+    def add(self, snapshot: Snapshot) -> None:
+        """Append a snapshot and wake the sinks."""
+        with self.changed:
+            self._recent.append(snapshot)
+            self.newest = snapshot.seq
+            self.changed.notify_all()
+
+    def after(self, seq: int, limit: int) -> list[Snapshot]:
+        """The next snapshots after a number, `limit` of them at most."""
+        with self.changed:
+            recent = list(self._recent)
+            newest = self.newest
+        if seq >= newest:
+            return []
+        if len(recent) < RECENT or recent[0].seq <= seq + 1:
+            return list(islice((snapshot for snapshot in recent if snapshot.seq > seq), limit))
+        try:
+            return self._chunk(seq, recent[0].seq)[:limit]
+        except (OSError, ValueError) as error:
+            say_once("spool", "Some points are lost: the journal cannot be read again (%s).", error)
+            return recent[:limit]
+
+    def _chunk(self, seq: int, until: int) -> list[Snapshot]:
+        older: Iterator[Snapshot] = (item for item in self._from_disk(seq) if item.seq < until)
+        chunk = list(islice(older, CHUNK))
+        if chunk:
+            return chunk
+        with self.changed:
+            return list(self._recent)
