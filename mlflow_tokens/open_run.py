@@ -15,7 +15,7 @@ from mlflow_tokens.notices import logger
 from mlflow_tokens.options import Options
 from mlflow_tokens.recorder import Collect, Recorder
 from mlflow_tokens.records import PriceSet, RunBound, SegmentStart
-from mlflow_tokens.resume import History, find_journal
+from mlflow_tokens.resume import History, find_journal, run_of
 from mlflow_tokens.sinks.jsonl import JsonlSink
 from mlflow_tokens.sinks.mlflow import MlflowSink
 from mlflow_tokens.sinks.visualdl import VisualDLSink
@@ -58,6 +58,8 @@ def open_run(
     same_run = checkpoint is not None and checkpoint.run in (None, bound.run)
     directory = options.journal_dir
     path = find_journal(directory, bound.run, checkpoint.segment if checkpoint and same_run else "")
+    if path is not None and bound.run is None:
+        bound = replace(bound, run=run_of(path))
     price = PriceSet(segment.t_wall, options.price) if options.price else None
     displaced = False
 

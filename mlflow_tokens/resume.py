@@ -12,7 +12,7 @@ from mlflow_tokens.account import Account, fold
 from mlflow_tokens.checkpoint import Checkpoint
 from mlflow_tokens.journal import read_journal
 from mlflow_tokens.notices import say_once
-from mlflow_tokens.records import CarriedOver, Quantities, Record, Rollback
+from mlflow_tokens.records import CarriedOver, Quantities, Record, Rollback, RunBound
 
 KINDS = ("computed", "valid", "trained", "effective")
 
@@ -44,6 +44,17 @@ def find_journal(directory: Path, run: str | None, segment: str) -> Path | None:
     # It bears the name of a run that was not known when the checkpoint was saved.
     mark = f'"segment":"{segment}"'.encode()
     return next((path for path in sorted(directory.glob("*.jsonl")) if mark in path.read_bytes()), None)
+
+
+def run_of(path: Path) -> str | None:
+    """The run that a journal is of, if it was known when the journal was written.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: a record is of another schema.
+    """
+    runs = [record.run for record in read_journal(path) if isinstance(record, RunBound) and record.run]
+    return runs[-1] if runs else None
 
 
 def past_records(

@@ -106,8 +106,7 @@ class Runs:
             run.recorder.put(Rewind(checkpoint, self._moment(run, "checkpoint", self._position())))
         self._earlier_steps += checkpoint.step - steps
         self._checkpoint = checkpoint
-        if run is not None:
-            self._cadence.rewind(checkpoint.step, self._micro_batches(), checkpoint.position)
+        self._cadence.rewind(checkpoint.step, self._micro_batches(), checkpoint.position)
 
     def close(self, status: str, *, dying: bool) -> None:
         """End the run that is recorded, and record no other. May raise; waits a few seconds at most.

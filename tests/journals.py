@@ -9,11 +9,17 @@ from mlflow_tokens.records import PriceSet, Quantities, SegmentStart
 
 
 def segment(
-    name: str = "a", devices_by_node: tuple[int, ...] = (1,), device_type: str = "cpu-worker"
+    name: str = "a",
+    devices_by_node: tuple[int, ...] = (1,),
+    device_type: str = "cpu-worker",
+    *,
+    allocation: str = "",
+    boot: str = "",
+    bill_gaps: bool = False,
 ) -> SegmentStart:
     return SegmentStart(
         segment=name,
-        allocation=name,
+        allocation=allocation or name,
         t_wall=0.0,
         world_size=sum(devices_by_node),
         device_type=device_type,
@@ -22,6 +28,8 @@ def segment(
         valid_source="mask",
         topology="data parallel",
         version="0",
+        boot=boot,
+        bill_gaps=bill_gaps,
     )
 
 
