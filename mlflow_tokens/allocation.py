@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,8 +19,8 @@ def boot_id() -> str:
         return ""
 
 
-def allocation_of(environ: Mapping[str, str], segment: str) -> str:
-    """The name of the allocation that this process runs in; `segment`, a name of its own, if unknown.
+def allocation_of(environ: Mapping[str, str]) -> str:
+    """The name of the allocation that this process runs in; where it is unknown, the process itself.
 
     Processes with the same name share their machines without a pause: by $MLFLOW_TOKENS_ALLOCATION, by
     the job of Slurm (until it is requeued), PBS or LSF, or because one launcher of Paddle started them.
@@ -31,16 +32,15 @@ def allocation_of(environ: Mapping[str, str], segment: str) -> str:
     for scheduler, variable in (("pbs", "PBS_JOBID"), ("lsf", "LSB_JOBID")):
         if job := environ.get(variable):
             return f"{scheduler}:{job}"
-    if "PADDLE_TRAINER_ENDPOINTS" in environ and (launcher := _parent()):
-        return f"launcher:{boot_id()}:{launcher}"
-    return segment
+    if "PADDLE_TRAINER_ENDPOINTS" in environ:
+        return f"launcher:{boot_id()}:{_process(os.getppid())}"
+    return f"process:{boot_id()}:{_process(os.getpid())}"
 
 
-def _parent() -> str:
-    """The parent process and when it was started (proc(5), field 22): a later one may have its number."""
-    parent = os.getppid()
+def _process(number: int) -> str:
+    """A process and when it was started (proc(5), field 22): a later one may have its number."""
     try:
-        stat = Path(f"/proc/{parent}/stat").read_text("ascii", errors="replace")
+        stat = Path(f"/proc/{number}/stat").read_text("ascii", errors="replace")
     except OSError:
-        return ""
-    return f"{parent}.{stat.rpartition(')')[2].split()[19]}"
+        return uuid.uuid4().hex  # nothing else is in its allocation
+    return f"{number}.{stat.rpartition(')')[2].split()[19]}"

@@ -14,7 +14,7 @@ class Checkpoint:
     """The place of a checkpoint in its run's history.
 
     run: None where it was not known yet. segment: "" where only rank 0 knows it. step: optimizer step of
-    the run. position, timestamp_ms: the point at which MLflow has the metrics of this checkpoint.
+    the run. position: on the script's axis. timestamp_ms: the time at which MLflow has its metrics.
     """
 
     run: str | None

@@ -22,7 +22,7 @@ def describe_segment(job: Job, options: Options) -> SegmentStart:
     policy = options.pad_policy
     return SegmentStart(
         segment=segment,
-        allocation=allocation_of(os.environ, segment),
+        allocation=allocation_of(os.environ),
         t_wall=time.time(),
         world_size=job.world_size,
         device_type=device_type(),

@@ -10,21 +10,17 @@ from mlflow_tokens.account import Account, fold
 from mlflow_tokens.metrics import TOTALS, Snapshot, derive
 from mlflow_tokens.records import Quantities, Record, Rollback, SegmentStart
 
-#: Seconds between two mirrored snapshots of a run that is below its high-water step: doubled from the
-#: first to the last, so that an old checkpoint does not fill the store.
-MIRROR_FIRST, MIRROR_LAST = 30.0, 600.0
 #: Checkpoints that go to the sinks; from then on one in so many seconds. The journal has all of them.
 CHECKPOINTS, CHECKPOINT_INTERVAL = 200, 600.0
 
 
 class Ledger:
-    """The account so far, and what depends on the snapshots before: windows, mirrors, what was known."""
+    """The account so far, and what depends on the snapshots before: windows, and what was known."""
 
     def __init__(self) -> None:
         self.account = Account()
         self._window_start: Account | None = None
         self._known: set[str] = set()
-        self._mirror = _Pace(MIRROR_FIRST, MIRROR_LAST)
         self._checkpoints, self._last_checkpoint = 0, -math.inf
 
     def apply(self, record: Record) -> Snapshot | None:
@@ -44,7 +40,8 @@ class Ledger:
         snapshot = self._close_unknown(derive(self.account, self._window_start, record.kind, record.seq))
         if record.kind == "step":
             self._window_start = self.account
-        return replace(snapshot, mirror=self._mirror_position(record))
+        now = self.account
+        return replace(snapshot, high_water=now.high_water if now.position < now.high_water else None)
 
     def _checkpoint_is_due(self) -> bool:
         self._checkpoints += 1
@@ -55,16 +52,6 @@ class Ledger:
             return False
         self._last_checkpoint = self.account.elapsed
         return True
-
-    def _mirror_position(self, record: Quantities) -> int | None:
-        """Where the latest value of a store stands: at the high-water step, while we are below it."""
-        now = self.account
-        if now.position >= now.high_water:
-            self._mirror.reset()
-            return None
-        if record.kind == "checkpoint" or not (self._mirror.is_due(now.elapsed) or record.kind == "final"):
-            return None
-        return now.high_water
 
     def _close_unknown(self, snapshot: Snapshot) -> Snapshot:
         """End the series of a total that has become unknown with one NaN.
@@ -77,24 +64,6 @@ class Ledger:
         unknown = dict.fromkeys(sorted(self._known - totals), math.nan)
         self._known = totals
         return replace(snapshot, metrics={**snapshot.metrics, **unknown})
-
-
-class _Pace:
-    """Due at once, then after `first` seconds, twice as many, and so on up to `last`."""
-
-    def __init__(self, first: float, last: float) -> None:
-        self._first, self._last = first, last
-        self.reset()
-
-    def reset(self) -> None:
-        self._wait, self._next = self._first, -math.inf
-
-    def is_due(self, now: float) -> bool:
-        if now < self._next:
-            return False
-        self._next = now + self._wait
-        self._wait = min(2 * self._wait, self._last)
-        return True
 
 
 def replay(records: Iterable[Record], after_seq: int = 0) -> Iterator[Snapshot]:

@@ -203,8 +203,8 @@ class Snapshot:
     """What a sink writes: metric values at one position of the axis.
 
     It follows from the journal alone, so that writing it again writes the same points. `seq` is the
-    number of the record behind it. `mirror`: where the same values are to be written a second time in a
-    store whose latest value is that of the largest step (see docs/decisions/0006).
+    number of the record behind it. `high_water`: where the totals are written while the run, after a
+    rollback, is below the largest position it has reached (see docs/decisions/0006).
     """
 
     kind: SnapshotKind
@@ -215,14 +215,14 @@ class Snapshot:
     metrics: Mapping[str, float]
     counts: Mapping[str, int]
     """The exact integers behind the `tokens/*` metrics, for sinks whose floats are short."""
-    mirror: int | None = None
+    high_water: int | None = None
 
-    def points(self, *, mirrored: bool) -> Iterator[tuple[Point, float]]:
-        """Every point to write, with its value; those of the mirror as well, if asked for."""
-        positions = [self.position, self.mirror] if mirrored and self.mirror is not None else [self.position]
-        for position in positions:
-            for name, value in self.metrics.items():
-                yield (name, position, self.timestamp_ms), float(value)
+    def points(self) -> Iterator[tuple[Point, float]]:
+        """Every point to write, with its value."""
+        for name, value in self.metrics.items():
+            total = name in TOTALS or name.startswith("cost/phase/")
+            position = self.high_water if total and self.high_water is not None else self.position
+            yield (name, position, self.timestamp_ms), float(value)
 
 
 def derive(now: Account, window_start: Account, kind: SnapshotKind, seq: int = 0) -> Snapshot:

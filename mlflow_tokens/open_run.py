@@ -130,8 +130,8 @@ class _AskedHistory:
     def latest(self) -> Mapping[str, tuple[float, int, int]]:
         return _answer(self._writer.ask(self._sink.latest))
 
-    def at(self, position: int, timestamp_ms: int) -> Mapping[str, float]:
-        return _answer(self._writer.ask(lambda: self._sink.at(position, timestamp_ms)))
+    def at(self, timestamp_ms: int) -> Mapping[str, float]:
+        return _answer(self._writer.ask(lambda: self._sink.at(timestamp_ms)))
 
     def tags(self) -> Mapping[str, str]:
         return _answer(self._writer.ask(self._sink.tags))

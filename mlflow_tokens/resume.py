@@ -23,8 +23,8 @@ class History(Protocol):
     def latest(self) -> Mapping[str, tuple[float, int, int]]:
         """The latest value of each metric, with its step and its time in ms."""
 
-    def at(self, position: int, timestamp_ms: int) -> Mapping[str, float]:
-        """The metrics at exactly this point."""
+    def at(self, timestamp_ms: int) -> Mapping[str, float]:
+        """The metrics of exactly this time."""
 
     def tags(self) -> Mapping[str, str]:
         """The tags of the run that begin with `mlflow_tokens.`."""
@@ -132,7 +132,7 @@ def _parent(checkpoint: Checkpoint, directory: Path, history_of: HistoryOf | Non
         return _unknown(checkpoint)
     try:
         history = history_of(checkpoint.run)
-        values = history.at(checkpoint.position, checkpoint.timestamp_ms)
+        values = history.at(checkpoint.timestamp_ms)
         return _carry_values(
             values,
             history.tags(),
@@ -235,7 +235,7 @@ def _from_history(history_of: HistoryOf | None, run: str | None, checkpoint: Che
     if history_of is None or run is None:
         return {}
     try:
-        values = history_of(run).at(checkpoint.position, checkpoint.timestamp_ms)
+        values = history_of(run).at(checkpoint.timestamp_ms)
     except Exception as error:
         say_once("history", "What MLflow has of the run so far cannot be read: %s", error)
         return {}

@@ -120,9 +120,6 @@ def _read(path: Path) -> _Contents:
         raise NothingToSync("it holds no numbers")
     if bound is None:
         raise CannotSync("it does not say which run it is of")
-    if end is None and snapshots[-1].position < ledger.account.high_water:
-        # The job died below its high-water step: what MLflow has there is of before the rollback.
-        snapshots[-1] = replace(snapshots[-1], mirror=ledger.account.high_water)
     return _Contents(snapshots, bound, first, last, price, end, ended_at)
 
 
@@ -144,7 +141,7 @@ def _write(journal: Journal, contents: _Contents, tracking_uri: str | None, prog
     stored = sink.stored()
     points = 0
     for done, batch in _batches(contents.snapshots):
-        points += len({point for item in batch for point, _ in item.points(mirrored=True)} - stored)
+        points += len({point for item in batch for point, _ in item.points()} - stored)
         sink.write(batch, stored)
         progress(done, len(contents.snapshots))
     status = contents.end.status if contents.end else "KILLED"

@@ -24,10 +24,10 @@ HEAD = '{"schema":1,"tags":{"mlflow_tokens.device_type":"昇腾 910B"}}\n'
 
 
 def snapshot(seq: int) -> Snapshot:
-    """Two points at step 10 x seq, and their mirror, which no line has."""
+    """Two points at step 10 x seq, of a run that has been at 700 before."""
     metrics = {"tokens/computed": 4096.0 * seq, "cost/total": 0.5 * seq}
     counts = {"tokens/computed": 4096 * seq}
-    return Snapshot("step", seq, 10 * seq, 10 * seq, 1000 * seq, metrics, counts, mirror=700)
+    return Snapshot("step", seq, 10 * seq, 10 * seq, 1000 * seq, metrics, counts, high_water=700)
 
 
 def points_of(*seqs: int) -> list[Point]:

@@ -181,7 +181,7 @@ def test_a_replay_starts_the_run_that_the_job_could_not(stored: Stored) -> None:
         started_at=1_789_999_000.25,
         live=False,
     )
-    assert (sink.stored(), sink.tags(), sink.at(10, T0 + 10), stored.runs()) == (set(), {}, {}, [])
+    assert (sink.stored(), sink.tags(), sink.at(T0 + 10), stored.runs()) == (set(), {}, {}, [])
     sink.write(COST)
     assert sink.latest() == {}  # nothing but what it has written
     sink.close("KILLED", end_time=1_790_000_100.5)

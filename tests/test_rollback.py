@@ -176,26 +176,31 @@ def test_a_run_that_carries_on_in_another_currency_has_no_cost() -> None:
     assert account.computed == 16 * 140
 
 
-def test_below_the_high_water_step_totals_are_mirrored_there() -> None:
+def test_below_the_high_water_step_totals_are_logged_there_and_rates_where_they_are() -> None:
     records = [*CRASHED, *begin("b", back("a", 100))]
-    records += [trained("b", 100, step, seq=step, rewinds=1) for step in (101, 110, 125, 132, 149, 150, 160)]
-    mirrors = {snapshot.step: snapshot.mirror for snapshot in replay(records)}
-    # At once, then after 30 s (one step a second: 131 is the first), then nothing is below.
-    assert mirrors == {
-        100: None, 150: None, 101: 150, 110: None, 125: None, 132: 150, 149: None, 160: None
-    }  # fmt: skip
+    records += [trained("b", 100, step, seq=step, rewinds=1) for step in (101, 149, 150, 160)]
+    points = [dict(snapshot.points()) for snapshot in replay(records)]
+    effective = [
+        (position, value)
+        for at in points
+        for (name, position, _), value in at.items()
+        if name == "tokens/effective"
+    ]
+    assert effective == [(100, 1000), (150, 1500), (150, 1010), (150, 1490), (150, 1500), (160, 1600)]
+    rates = [position for at in points for name, position, _ in at if name == "throughput/tokens_per_second"]
+    assert rates == [100, 150, 101, 149, 150, 160]
 
 
-def test_the_last_snapshot_of_a_run_that_never_comes_back_up_is_mirrored() -> None:
+def test_the_end_of_a_run_that_never_comes_back_up_is_its_latest() -> None:
     records = [*CRASHED, *begin("b", back("a", 100)), trained("b", 100, 110, seq=3, rewinds=1)]
     final = quantities(
         "b", seq=4, kind="final", step=112, position=112, train=12.0, computed=192, valid=120, rewinds=1
     )
     last = list(replay([*records, final]))[-1]
-    assert (last.position, last.mirror) == (112, 150)
-    assert last.metrics["tokens/effective"] == 1120
-    points = dict(last.points(mirrored=True))
+    assert last.position == 112
+    points = {point: value for point, value in last.points() if point[1] == 150}
     assert points["tokens/effective", 150, last.timestamp_ms] == 1120
+    assert points["cost/phase/train", 150, last.timestamp_ms] == 150 + 12
 
 
 def test_recent_rates_after_a_rollback_are_those_of_the_new_segment() -> None:

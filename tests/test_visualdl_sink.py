@@ -32,7 +32,7 @@ sink = VisualDLSink(Path(sys.argv[1]), TAGS)
 """
 
 
-def snapshot(seq: int, timestamp_ms: int | None = None, mirror: int | None = None) -> Snapshot:
+def snapshot(seq: int, timestamp_ms: int | None = None, high_water: int | None = None) -> Snapshot:
     """Two points at step 10 x seq, a second after the last one."""
     return Snapshot(
         kind="step",
@@ -42,7 +42,7 @@ def snapshot(seq: int, timestamp_ms: int | None = None, mirror: int | None = Non
         timestamp_ms=1_700_000_000_000 + 1000 * seq if timestamp_ms is None else timestamp_ms,
         metrics={"tokens/computed": 4096.0 * seq, "cost/total": 0.5 * seq},
         counts={"tokens/computed": 4096 * seq},
-        mirror=mirror,
+        high_water=high_water,
     )
 
 
@@ -132,7 +132,7 @@ def test_visualdl_shows_each_point_once_and_nothing_is_printed(
 ) -> None:
     notices.set_up(silent=False)
     sink = VisualDLSink(tmp_path, TAGS)
-    sink.write([snapshot(1), snapshot(2, mirror=700)], skip={points_of(1)[1][0]})
+    sink.write([snapshot(1), snapshot(2)], skip={points_of(1)[1][0]})
     sink.write([snapshot(3)])
     # Durable before close: this is what a killed process would have left.
     expected = [points_of(1)[0], *points_of(2, 3)]
@@ -143,6 +143,12 @@ def test_visualdl_shows_each_point_once_and_nothing_is_printed(
     assert shown(tmp_path) == sorted([*expected, *points_of(4)])
     output = capfd.readouterr()
     assert (output.out, output.err) == ("", "")
+
+
+def test_totals_of_a_run_below_its_high_water_step_are_written_there(tmp_path: Path) -> None:
+    sink = VisualDLSink(tmp_path, TAGS)
+    sink.write([snapshot(2, high_water=700)])
+    assert {position for (_, position, _), _ in shown(tmp_path)} == {700}
 
 
 def test_the_bytes_are_those_of_visualdls_own_writer(tmp_path: Path) -> None:

@@ -75,7 +75,8 @@ class JsonlSink:
         """Nothing: the file is complete after every write."""
 
     def _line(self, snapshot: Snapshot, skip: AbstractSet[Point]) -> bytes | None:
-        left = {point[0]: value for point, value in snapshot.points(mirrored=False) if point not in skip}
+        place = (snapshot.position, snapshot.timestamp_ms)
+        left = {name: value for name, value in snapshot.metrics.items() if (name, *place) not in skip}
         if not left:
             return None
         return _encode(

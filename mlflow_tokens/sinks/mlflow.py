@@ -145,10 +145,7 @@ class MlflowSink:
     def write(self, snapshots: Sequence[Snapshot], skip: AbstractSet[Point] = frozenset()) -> None:
         """Write the points that are not in `skip`, and with the first of them the tags. May raise."""
         points = {
-            point: value
-            for snapshot in snapshots
-            for point, value in snapshot.points(mirrored=True)
-            if point not in skip
+            point: value for snapshot in snapshots for point, value in snapshot.points() if point not in skip
         }
         if not points and (self._tagged or skip):
             return
@@ -187,15 +184,15 @@ class MlflowSink:
         self._unread, self._read = None, set()
         return points
 
-    def at(self, position: int, timestamp_ms: int) -> dict[str, float]:
-        """The values of our metrics at one position of the axis and one time. May raise."""
+    def at(self, timestamp_ms: int) -> dict[str, float]:
+        """The values of our metrics at one time, which no two snapshots of a run share. May raise."""
         with self._client() as client:
             run_id = self._existing_run(client)
             return {
                 m.key: m.value
                 for latest in self._latest(client, run_id)
                 for m in client.get_metric_history(run_id, latest.key)
-                if (m.step, m.timestamp) == (position, timestamp_ms)
+                if m.timestamp == timestamp_ms
             }
 
     def latest(self) -> dict[str, tuple[float, int, int]]:

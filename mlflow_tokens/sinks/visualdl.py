@@ -41,8 +41,7 @@ def require_visualdl() -> None:
 class VisualDLSink:
     """Writes under `<log directory>/tokens/`, made when the first snapshot comes.
 
-    From then until `close` the directory is locked against every other job. What VisualDL shows has no
-    notion of a latest value, so that snapshots are not mirrored.
+    From then until `close` the directory is locked against every other job.
     """
 
     name = "VisualDL"
@@ -94,7 +93,7 @@ class VisualDLSink:
             points = (
                 (point, value)
                 for snapshot in snapshots
-                for point, value in snapshot.points(mirrored=False)
+                for point, value in snapshot.points()
                 if point not in skip
             )
             data = encode_points(points, head=self._size == 0)
