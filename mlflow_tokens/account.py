@@ -204,7 +204,7 @@ def _charge_gap(account: Account, before: Account, segment: SegmentStart, record
         return account
     same_clock = bool(segment.boot) and segment.boot == last.boot
     now, then = (record.t_mono, before.t_mono) if same_clock else (record.t_wall, before.t_wall)
-    gap = now - record.elapsed - then
+    gap = round(now - record.elapsed - then, 6)
     if gap <= 0:
         return account
     seconds = gap * sum(last.devices_by_node)
