@@ -78,4 +78,3 @@ def test_thirty_minutes_in_a_stuck_collective_on_512_devices_at_2_usd_an_hour_ar
     assert round(heartbeats[-1]["device/hours"] - step["device/hours"], 9) == round(
         256 * ranks.hung / 1800, 9
     )
-    assert len(heartbeats) >= 2

@@ -16,6 +16,7 @@ except ImportError as error:
 from mlflow.utils.autologging_utils import AUTOLOGGING_INTEGRATIONS, autologging_integration
 
 from mlflow_tokens.options import check_options
+from mlflow_tokens.paddle.checkpoint_hooks import CheckpointHooks
 from mlflow_tokens.paddle.model_hooks import ModelHooks
 from mlflow_tokens.paddle.step_hooks import StepHooks, optimizer_classes
 from mlflow_tokens.pricing import Price
@@ -103,6 +104,7 @@ class _Hooks:
         self._mlflow_config = AUTOLOGGING_INTEGRATIONS.get("mlflow")
         self._models = ModelHooks(tracker, optimizer_classes())
         self._steps = StepHooks(tracker, self._models, self._obey_mlflow)
+        self._checkpoints = CheckpointHooks(tracker)
         self._script = ScriptHooks(tracker)
 
     def install(self) -> None:
@@ -113,11 +115,13 @@ class _Hooks:
         paddle.jit.ignore_module([patches, model_hooks, step_hooks])
         self._models.install()
         self._steps.install()
+        self._checkpoints.install()
         self._script.install()
 
     def remove(self) -> None:
         self._models.remove()
         self._steps.remove()
+        self._checkpoints.remove()
         self._script.remove()
         self._tracker.close()
 

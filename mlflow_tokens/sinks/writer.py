@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from mlflow_tokens.metrics import Point, Snapshot
 from mlflow_tokens.notices import logger, say_once
-from mlflow_tokens.sinks.base import Sink, mark_our_thread
+from mlflow_tokens.sinks.base import EXIT_TIMEOUT_REMOTE, Sink, mark_our_thread
 from mlflow_tokens.spool import Spool
 
 #: Snapshots that are written at once at most: 15 metrics each, and MLflow takes 1,000 a request.
@@ -70,7 +70,8 @@ class Writer:
     def end(self, last: Snapshot | None, status: str) -> None:
         """No more comes after `last`: write what waits, within the sink's time, and close it."""
         self._last, self._status = last, status
-        self._deadline = time.monotonic() + self.exit_timeout
+        # A local sink may be slow, and is waited for; one that fails is not tried again for as long.
+        self._deadline = time.monotonic() + min(self.exit_timeout, EXIT_TIMEOUT_REMOTE)
         self._hurry.set()
         self._wake()
 
