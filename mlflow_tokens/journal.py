@@ -42,15 +42,19 @@ class JournalTaken(OSError):
 class Journal:
     """An append-only file of records, locked against every other process (and tracker) while it is open.
 
+    Args:
+        create: make the file and its directory if they are not there.
+
     Raises:
         JournalTaken: someone else has it open.
         OSError: the directory cannot be made or the file cannot be opened.
     """
 
-    def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    def __init__(self, path: Path, *, create: bool = True) -> None:
+        if create:
+            path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
-        self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+        self._file = os.open(path, os.O_RDWR | os.O_APPEND | (os.O_CREAT if create else 0), 0o644)
         try:
             self._lock()
             self._length = os.fstat(self._file).st_size

@@ -98,7 +98,10 @@ def open_run(
 
     # A run that was never started is known in MLflow by the segment that its journal begins with.
     identity = segment.segment if bound.run is not None else name
-    mlflow = MlflowSink(bound, tags, run_known, segment=identity, live=not displaced)
+    nameless = path is not None and bound.run is None
+    mlflow = MlflowSink(
+        bound, tags, run_known, segment=identity, live=not displaced, may_exist=nameless and not displaced
+    )
     opened = OpenRun(recorder, mlflow, bound.run, segment.segment)
     writer = Writer(mlflow, recorder.spool)
     writers = [writer]

@@ -77,9 +77,12 @@ def sync_journal(path: Path, tracking_uri: str | None, progress: Progress) -> Sy
         CannotSync: the journal cannot be read, or MLflow does not take what it holds.
     """
     try:
-        journal = Journal(path)
+        # A job that learns its run renames its journal: an empty one must not take its place.
+        journal = Journal(path, create=False)
     except JournalTaken:
         raise NothingToSync("a job is writing it, and brings the rest itself") from None
+    except FileNotFoundError:
+        raise NothingToSync("it has just been given another name") from None
     except OSError as error:
         raise CannotSync(str(error)) from error
     try:

@@ -31,8 +31,8 @@ class Texts(paddle.io.Dataset):
 def hapi_model() -> Any:
     ids = paddle.static.InputSpec([None, WIDTH], "int64", "ids")
     labels = paddle.static.InputSpec([None, WIDTH], "int64", "labels")
-    with paddle.utils.unique_name.guard():  # parameters have the names that they have in a new process
-        model = paddle.Model(Model(), [ids], [labels])
+    paddle.utils.unique_name.switch()  # names are given as in a new process
+    model = paddle.Model(Model(), [ids], [labels])
     optimizer = paddle.optimizer.AdamW(1e-3, parameters=model.parameters())
     model.prepare(optimizer, paddle.nn.CrossEntropyLoss())
     return model

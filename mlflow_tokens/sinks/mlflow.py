@@ -94,6 +94,7 @@ class MlflowSink:
         started_at: when the run began, in s since the epoch; for a run that is started later than that.
         live: the process that trains. Otherwise its journal is replayed: then MLflow's active run is left
             alone, and a run that has ended keeps its status.
+        may_exist: an earlier process may have started the run and not have heard so before it died.
     """
 
     name = "MLflow"
@@ -108,6 +109,7 @@ class MlflowSink:
         segment: str,
         started_at: float | None = None,
         live: bool = True,
+        may_exist: bool = False,
     ) -> None:
         self._bound = bound
         self._tags = dict(tags)
@@ -121,7 +123,7 @@ class MlflowSink:
         """Whether `close` ends a run of the script's too: the process is dying, and the script cannot."""
         self._run_id: str | None = None
         self._run_known = threading.Event()
-        self._tried_to_start = False
+        self._tried_to_start = may_exist
         self._started_empty = False
         self._tagged = False
         self._ended = False

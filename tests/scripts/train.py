@@ -4,10 +4,14 @@ Prints, as one JSON line a rank, a recount made with plain loops over plain list
 """
 
 import argparse
+import ctypes
 import json
+import multiprocessing
 import os
 import random
+import signal
 import sys
+import time
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=23)
@@ -22,7 +26,15 @@ parser.add_argument("--visualdl")
 parser.add_argument("--price")
 parser.add_argument("--extra-steps", type=int, default=0, help="rank 1 goes on alone for so many steps")
 parser.add_argument("--only-rank", type=int, help="the only rank that calls autolog")
-parser.add_argument("--end", choices=["return", "raise", "interrupt"], default="return")
+parser.add_argument("--say-steps", action="store_true", help="print a recount after every step")
+parser.add_argument("--children", action="store_true", help="fork some, and let them die of SIGTERM")
+parser.add_argument(
+    "--handler", choices=["before", "after"], help="handle SIGTERM itself, from before or after autolog on"
+)
+parser.add_argument("--gate", help="before the end, wait until something is written to this named pipe")
+ENDS = ["return", "raise", "interrupt", "exit", "os-exit", "kill", "sleep", "stuck", "barrier", "train"]
+parser.add_argument("--end", choices=ENDS, default="return")
+parser.add_argument("--end-rank", type=int, help="the only rank that ends so; the others go on training")
 options = parser.parse_args()
 
 import mlflow  # noqa: E402
@@ -34,8 +46,19 @@ from paddle.nn import functional as F  # noqa: E402
 import mlflow_tokens  # noqa: E402
 
 PAD = 0
+told_to_end = []
+
+
+def handle_sigterm():
+    signal.signal(signal.SIGTERM, lambda *_: told_to_end.append(True))
+
+
+if options.handler == "before":
+    handle_sigterm()
 if options.only_rank in (None, dist.get_rank()):
     mlflow_tokens.autolog(price=options.price, pad_token_id=PAD, log_every_steps=5, visualdl=options.visualdl)
+if options.handler == "after":
+    handle_sigterm()
 
 
 class Model(nn.Layer):
@@ -58,7 +81,7 @@ inner = Model()
 model = paddle.DataParallel(inner) if world_size > 1 else inner
 optimizer = paddle.optimizer.AdamW(1e-3, parameters=model.parameters())
 numbers = random.Random(rank)
-recount = {"rank": rank, "computed": 0, "valid": 0, "trained": 0}
+recount = {"rank": rank, "step": 0, "computed": 0, "valid": 0, "trained": 0}
 
 
 def batch():
@@ -87,13 +110,60 @@ def train(module, rows, labels):
     return loss
 
 
-for step in range(options.steps):
+def say(word):
+    print(f"{word} {json.dumps(recount)}", flush=True)
+
+
+def train_step():
     made = [batch() for _ in range(options.accumulate)]
     for rows, labels in made:
         loss = train(model, rows, labels)
         add(rows, labels)
     optimizer.step()
     optimizer.clear_grad()
+    recount["step"] += 1
+    if options.say_steps:
+        say("STEP")
+    return loss
+
+
+class Pids(paddle.io.IterableDataset):
+    """Batches for ever: the id of the process that makes them."""
+
+    def __iter__(self):
+        while True:
+            yield os.getpid()
+
+
+def children():
+    """The exit statuses of forked processes, of which all but the last are told to terminate."""
+    fork = multiprocessing.get_context("fork")
+    sleeper = fork.Process(target=time.sleep, args=(600,))
+    sleeper.start()
+    before = set(multiprocessing.active_children())
+    batches = iter(paddle.io.DataLoader(Pids(), num_workers=1, batch_size=None))
+    worker_pid = int(next(batches))
+    (worker,) = set(multiprocessing.active_children()) - before
+    assert worker.pid == worker_pid != os.getpid()
+    for child in (sleeper, worker):
+        os.kill(child.pid, signal.SIGTERM)
+        child.join(60)
+    # One that ends as a script does, with everything that is registered for the exit.
+    leaver = os.fork()
+    if leaver == 0:
+        sys.exit(0)
+    return [sleeper.exitcode, worker.exitcode, os.waitstatus_to_exitcode(os.waitpid(leaver, 0)[1])]
+
+
+def stay_in_c():
+    """Never come back from a call that no signal interrupts: a mutex is locked twice."""
+    libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(128)
+    libc.pthread_mutex_lock(mutex)
+    libc.pthread_mutex_lock(mutex)
+
+
+for step in range(options.steps):
+    loss = train_step()
     if options.log_loss and rank == 0:
         mlflow.log_metric("loss", float(loss), step=step)
 if rank == 1:
@@ -104,11 +174,33 @@ if rank == 1:
         add(rows, labels)
         optimizer.step()
         optimizer.clear_grad()
-if options.end != "return":
+if options.children:
+    print("CHILDREN", children(), flush=True)
+ends_here = options.end_rank in (None, rank)
+if options.gate and ends_here:
+    with open(options.gate) as gate:
+        gate.read()
+if options.end in ("raise", "interrupt", "exit"):
     train(model, *batch())  # a step that never ends
-print("RECOUNT " + json.dumps(recount), flush=True)
+say("RECOUNT")
 if options.end == "raise":
     raise RuntimeError("the script fails")
 if options.end == "interrupt":
     os.kill(os.getpid(), 2)
     sys.exit("SIGINT was swallowed")
+if options.end == "exit":
+    sys.exit(3)
+if options.end == "os-exit":
+    os._exit(3)
+if options.end == "kill" and ends_here:
+    os.kill(os.getpid(), signal.SIGKILL)
+if options.end == "sleep":
+    while not told_to_end:
+        time.sleep(0.02)
+if options.end == "barrier" and rank == 0:
+    dist.barrier()  # which the others never reach
+if options.end in ("stuck", "barrier"):
+    stay_in_c()
+if options.end == "train" or not ends_here:
+    while True:
+        train_step()
