@@ -21,6 +21,7 @@ DEMO = [*VIEWS, *VISUALDL, *PADDLE, "snownlp>=0.12.3,<0.13", "sentencepiece>=0.2
 TEST = [
     *DEMO,
     "pytest>=8.0,<10",
+    "pytest-xdist>=3.6,<4",
     "hypothesis>=6.100,<7",
     "ruff>=0.15,<0.18",
     "mypy>=1.15,<3",

@@ -248,7 +248,7 @@ def _roll_back(account: Account, record: Rollback) -> Account:
 
 
 def _carry_over(account: Account, record: CarriedOver) -> Account:
-    """Totals of another journal, or of MLflow's history, before anything of this one."""
+    """Totals of another journal, or of MLflow's history, in place of any of this one."""
     valid, effective = record.tokens.get("valid"), record.tokens.get("effective")
     device_seconds = _merge({}, record.seconds)
     cells: Cells = {}
@@ -258,7 +258,7 @@ def _carry_over(account: Account, record: CarriedOver) -> Account:
         account,
         step=record.from_step,
         position=record.position,
-        high_water=record.high_water,
+        high_water=max(account.high_water, record.high_water),
         elapsed=record.elapsed,
         busy=record.busy,
         computed=record.tokens.get("computed"),

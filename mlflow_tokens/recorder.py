@@ -178,7 +178,7 @@ class Recorder:
         delivered = True
         try:
             delivered = self._replay_journal(earlier)
-            records = self._past_records(self._checkpoint, self._segment.t_wall)
+            records = self._past_records(self._checkpoint, self._segment.t_wall, self._history_of)
         except Exception as error:
             say_once("recorder", "The run's past could not be read: %s: %s", type(error).__name__, error)
             records = [unknown_past(self._bound.run or "", self.earlier_step, self.earlier_position)]
@@ -192,7 +192,9 @@ class Recorder:
         self._append(self._bound)
         self.spool.begin(earlier, delivered=delivered)
 
-    def _past_records(self, checkpoint: Checkpoint | None, t_wall: float) -> list[Record]:
+    def _past_records(
+        self, checkpoint: Checkpoint | None, t_wall: float, history_of: HistoryOf | None
+    ) -> list[Record]:
         return past_records(
             self._ledger.account,
             checkpoint,
@@ -200,7 +202,7 @@ class Recorder:
             segment=self._segment.segment,
             now=t_wall,
             directory=self._journal_path.parent,
-            history_of=self._history_of,
+            history_of=history_of,
         )
 
     def _replay_journal(self, earlier: deque[Snapshot]) -> bool:
@@ -254,7 +256,7 @@ class Recorder:
     def _rewind(self, rewind: Rewind) -> None:
         self._take(rewind.before)
         steps = self._ledger.account.step
-        for record in self._past_records(rewind.checkpoint, rewind.before.t_wall):
+        for record in self._past_records(rewind.checkpoint, rewind.before.t_wall, None):
             self._record(record)
         account = self._ledger.account
         self._past = replace(self._past, step=self._past.step + account.step - steps, rewinds=account.rewinds)

@@ -74,8 +74,7 @@ def past_records(
         run, segment: of this process. now: time of day in s. directory: where the journals are.
         history_of: asks MLflow about a run; None if there can be nothing.
     """
-    has_past = bool(account.milestones)
-    if has_past:
+    if account.milestones and not _is_stale(account, checkpoint, run, history_of):
         return [] if checkpoint is None else _back_to(account, checkpoint, segment, now, directory)
     if checkpoint is None:
         return _head(run, history_of)
@@ -84,6 +83,23 @@ def past_records(
         effective = _from_history(history_of, run, checkpoint).get("effective")
         return [*head, Rollback(segment, now, checkpoint.segment, checkpoint.step, effective)]
     return [_parent(checkpoint, directory, history_of)] if checkpoint.step else []
+
+
+def _is_stale(
+    account: Account, checkpoint: Checkpoint | None, run: str | None, history_of: HistoryOf | None
+) -> bool:
+    """Whether the run went on elsewhere, with another journal, since this one was written."""
+    if run is None or history_of is None:
+        return False
+    here = {"", *(milestone.segment for milestone in account.milestones)}
+    if checkpoint is not None and checkpoint.run == run and checkpoint.segment not in here:
+        return True
+    try:
+        computed, _, _ = history_of(run).latest().get("tokens/computed", (0.0, 0, 0))
+    except Exception as error:
+        say_once("history", "What MLflow has of the run so far cannot be read: %s", error)
+        return False
+    return account.computed is not None and computed > account.computed
 
 
 def _back_to(

@@ -160,6 +160,24 @@ def test_nothing_is_left_of_the_parent_so_totals_are_absent_and_not_too_small(
     assert "Nothing is known of the 20 steps" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("with_checkpoint", [True, False])
+def test_the_run_went_on_elsewhere_since_this_journal_was_written(
+    stored: Stored, tmp_path: Path, with_checkpoint: bool
+) -> None:
+    with mlflow.start_run() as run:
+        crash_at_35(tmp_path / "a")
+    states = []
+    for folder, trained in (("b", 10), ("a", 5)):  # on another machine, and back on the first one
+        with mlflow.start_run(run_id=run.info.run_id):
+            tracker = start(tmp_path / folder)
+            if with_checkpoint and states:
+                tracker.load_state_dict(states[-1])
+            steps(tracker, trained)
+            states.append(tracker.state_dict())
+            tracker.close()
+    check_totals(stored.metrics(), 35 + 10 + 5, 35 + 10 + 5)
+
+
 def test_a_checkpoint_loaded_in_the_middle_of_a_run(stored: Stored, tmp_path: Path) -> None:
     tracker = start(tmp_path)
     steps(tracker, 20)
