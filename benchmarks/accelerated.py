@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 import tempfile
+import time
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
-from mlflow_tokens.cadence import interval_at
+from mlflow_tokens.aggregate import Moment
+from mlflow_tokens.cadence import Heartbeat, interval_at
+from mlflow_tokens.clock import PHASES
 from mlflow_tokens.journal import Journal
 from mlflow_tokens.ledger import Ledger
+from mlflow_tokens.meter import Reading
 from mlflow_tokens.metrics import Snapshot
 from mlflow_tokens.pricing import parse_price
-from mlflow_tokens.records import PriceSet, Quantities, Record, Rollback, SegmentStart, SnapshotKind
+from mlflow_tokens.ranks import Question
+from mlflow_tokens.recorder import Recorder
+from mlflow_tokens.records import (
+    PriceSet,
+    Quantities,
+    Record,
+    Rollback,
+    RunBound,
+    SegmentStart,
+    SnapshotKind,
+)
+from mlflow_tokens.sinks.writer import BATCH
 from mlflow_tokens.spool import Spool
 
 STEPS = 1_000_000
@@ -21,7 +36,7 @@ T0 = 1_700_000_000.0
 
 
 def records(*, checkpoint_every: int, rollback: bool = False) -> Iterator[Record]:
-    """A run of 8 ranks, a million steps and two weeks, `log_every_steps=10`, a heartbeat an hour.
+    """A run of 8 ranks, a million steps and two weeks, `log_every_steps=10`, with heartbeats.
 
     rollback: a day before its end the run goes back by a day.
     """
@@ -61,15 +76,18 @@ def records(*, checkpoint_every: int, rollback: bool = False) -> Iterator[Record
             segment, segment, T0, 8, "NVIDIA H800", (8,), "valid = computed - padding", "mask", "dp 8", "0"
         )
         yield PriceSet(T0, price)
-        last = begin
-        for step in range(begin + 10, end + 1, 10):
-            if step % checkpoint_every == 0:
-                yield quantities(segment, "checkpoint", step, begin)
-            if step % round(3600 / STEP_SECONDS / 10 * 10) < 10:
-                yield quantities(segment, "heartbeat", step, begin)
+        last, heartbeat = begin, Heartbeat(0.0)
+        for step in range(begin + 1, end + 1):
+            now = (step - begin) * STEP_SECONDS
+            if heartbeat.seconds_left(now) <= 0:
+                heartbeat.beat(now)
+                yield quantities(segment, "heartbeat", step - 1, begin)
             if step - last >= interval_at(step, 10):
                 last = step
+                heartbeat.snapshot_taken(now)
                 yield quantities(segment, "step", step, begin)
+            if step % checkpoint_every == 0:
+                yield quantities(segment, "checkpoint", step, begin)
         yield quantities(segment, "final", end, begin)
 
 
@@ -86,6 +104,53 @@ def memory() -> float:
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     return peak / 2**20
+
+
+def restart() -> tuple[float, float, float]:
+    """Of a process that goes on with the journal of a million steps, no sink having any of it.
+
+    MiB at most, while a sink reads all of it; seconds until the recorder has read the journal; seconds of
+    reading the snapshots, as a sink does that takes them at once.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "run.jsonl"
+        journal = Journal(path)
+        for record in records(checkpoint_every=100):
+            journal.append(record)
+        journal.close()
+        begun, read = _restarted(path)
+        tracemalloc.start()
+        _restarted(path)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    return peak / 2**20, begun, read
+
+
+def _restarted(path: Path) -> tuple[float, float]:
+    own = Reading(0, 0, 0, 0, 0, 0, dict.fromkeys(PHASES, 0.0))
+    segment = SegmentStart("c", "c", T0 + 2e6, 1, "NVIDIA H800", (1,), "", "mask", "", "0")
+    began = time.monotonic()
+    recorder = Recorder(
+        segment=segment,
+        price=None,
+        bound=RunBound("run", "sqlite:///none.db"),
+        journal_path=path,
+        collect=lambda question, timeout: {0: own},
+        baseline={},
+        checkpoint=None,
+        position=lambda: STEPS,
+    )
+    recorder.start([], None)
+    spool = recorder.spool
+    with spool.changed:
+        spool.changed.wait_for(lambda: spool.begun)
+    begun = time.monotonic()
+    newest = 0
+    while batch := spool.after(newest, BATCH):
+        newest = batch[-1].seq
+    read = time.monotonic()
+    recorder.end(Moment("final", Question(0, live=True), STEPS, recorder.wall(), time.monotonic()))
+    return begun - began, read - begun
 
 
 def rows(*, checkpoint_every: int, rollback: bool) -> int:

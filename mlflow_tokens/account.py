@@ -45,7 +45,8 @@ class Account:
     gap_seconds: device-seconds between allocations, when the machines may have been released; not billed.
     cells: money by (phase, fate) in `currency`; they add up to `cost` exactly.
     fates_known: False after a rollback to a step of which the money is not known.
-    past_known: False if the run has a past of which nothing is known, neither tokens nor money.
+    past_known: False if the run has a past of which nothing is known, neither tokens nor money, or an
+        earlier segment of which the device time of a rank is not.
     unpriced_seconds: device-seconds for which no price was known; cost is unknown unless it is 0.
     """
 
@@ -127,8 +128,8 @@ def fold(account: Account, record: Record) -> Account:
     """The account after one more record. Total: what a damaged journal lacks becomes unknown."""
     if isinstance(record, SegmentStart):
         # What the devices of a new segment cost has to be said anew.
-        before = replace(account, before_segment=None)
-        return replace(account, segment=record, price=None, ranks_reporting=0, before_segment=before)
+        before = replace(account, before_segment=None, past_known=account.past_known and account.complete)
+        return replace(before, segment=record, price=None, ranks_reporting=0, before_segment=before)
     if isinstance(record, PriceSet):
         currency = record.price.currency
         mixed = account.mixed_currencies or account.currency not in (None, currency)

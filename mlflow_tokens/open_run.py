@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from mlflow_tokens.sinks.jsonl import JsonlSink
 from mlflow_tokens.sinks.mlflow import MlflowSink
 from mlflow_tokens.sinks.visualdl import VisualDLSink
 from mlflow_tokens.sinks.writer import Writer
+from mlflow_tokens.spool import Spool
 
 #: Seconds that the recorder waits for MLflow to tell what it has of a run.
 HISTORY_TIMEOUT = 8.0
@@ -117,6 +119,15 @@ def open_run(
     may_have_history = bound.run is not None or checkpoint is not None
     recorder.start(writers, history_of if may_have_history else None)
     return opened
+
+
+def end_unrecorded(bound: RunBound, status: str) -> None:
+    """End a run of the script's in which nothing was recorded. Waits no longer than any end of a run."""
+    sink = MlflowSink(bound, {}, lambda run: None, segment="")
+    sink.end_script_run = True
+    writer = Writer(sink, Spool(lambda seq: ()))
+    writer.end(None, status)
+    writer.wait(time.monotonic() + writer.exit_timeout)
 
 
 def _other_run(run: str, bound: RunBound) -> MlflowSink:

@@ -235,6 +235,9 @@ class Recorder:
     def _take(self, moment: Moment) -> None:
         if moment.kind != "final" and self._journal_is_full():
             return
+        if moment.question.live:
+            # It may have waited for its turn, and its seconds are those of now.
+            moment = replace(moment, t_mono=self._now())
         timeout = EXIT_TIMEOUT if moment.kind == "final" else COLLECT_TIMEOUT
         self._readings = self._collect(moment.question, timeout)
         self._seq += 1

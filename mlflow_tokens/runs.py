@@ -12,7 +12,7 @@ from mlflow_tokens.cadence import Cadence
 from mlflow_tokens.checkpoint import Checkpoint
 from mlflow_tokens.describe import describe_segment
 from mlflow_tokens.meter import Meter, Reading
-from mlflow_tokens.open_run import OpenRun, open_run
+from mlflow_tokens.open_run import OpenRun, end_unrecorded, open_run
 from mlflow_tokens.options import Options
 from mlflow_tokens.ranks import Question
 from mlflow_tokens.recorder import EXIT_TIMEOUT, Rewind
@@ -169,9 +169,14 @@ class Runs:
         with self._lock:
             run = self._run
             if run is None:
-                if not self._records or not self._trained():
+                if not self._records or not (dying or self._trained()):
                     return
-                run = self._begin_run(active_binding())
+                bound = active_binding(dying=dying)
+                if not self._trained():
+                    if not bound.owned:
+                        end_unrecorded(bound, status)
+                    return
+                run = self._begin_run(bound)
             self._run = None
         run.mlflow.end_script_run = dying
         self._meter.drop_unfinished_step()

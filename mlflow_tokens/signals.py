@@ -12,12 +12,16 @@ import ctypes
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
 
 #: What is sent by a scheduler or a launcher, and when the terminal is closed.
 SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+
+#: Set in the number of a signal that came through our handler and not from the interpreter itself.
+_HANDED_ON = 0x80
 
 
 class Terminator:
@@ -75,15 +79,26 @@ class Terminator:
 
     def close_pipe(self) -> None:
         """End the watching thread, where there is one."""
-        os.close(self._wake_write)
+        write, self._wake_write = self._wake_write, -1
+        os.close(write)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        """Nothing: the watching thread has been woken."""
+        """Wake the watching thread, if it is not awake.
+
+        It is not where an event loop has put a descriptor of its own in the place of ours, and where a
+        handler that the script has put in front of this one hands the signal on.
+        """
+        if self._wake_write == -1:
+            _die_of(number)
+        with suppress(OSError):
+            os.write(self._wake_write, bytes([number | _HANDED_ON]))
 
     def _watch(self) -> None:
         while data := os.read(self._wake_read, 64):
-            for number in data:
-                if number in self._mine and signal.getsignal(number) == self._handle:
+            for byte in data:
+                number = byte & ~_HANDED_ON
+                handed_on = byte != number or signal.getsignal(number) == self._handle
+                if number in self._mine and handed_on:
                     try:
                         self._end()
                     finally:
@@ -98,6 +113,9 @@ def _die_of(number: int) -> None:
     # signal.signal() is for the main thread alone, which may be stuck.
     ctypes.CDLL(None).signal(number, None)
     os.kill(os.getpid(), number)
+    # The first process of a container does not die of it.
+    time.sleep(1.0)
+    os._exit(128 + number)
 
 
 def _after_fork_in_child() -> None:

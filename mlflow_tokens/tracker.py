@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any
 
@@ -273,6 +273,11 @@ class Tracker:
 
     def _at_exit(self) -> None:
         self.close(self._failure or "FINISHED", dying=self._failure is not None)
+        if self._failure == "KILLED":
+            # After a KeyboardInterrupt Python ends as SIGINT does, which a shell's loop needs to know. It
+            # forgets to where code has been compiled from a string since, as imports for the flush do.
+            with suppress(KeyboardInterrupt):
+                exec("raise KeyboardInterrupt")
 
 
 def status_of(kind: type[BaseException] | None, error: BaseException | None = None) -> str:

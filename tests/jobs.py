@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any
 
 SCRIPTS = Path(__file__).parent / "scripts"
 SCRIPT = SCRIPTS / "train.py"
+LAUNCHER = "paddle.distributed.launch"
 ROOT = Path(__file__).parent.parent
 
 
@@ -36,12 +37,8 @@ def run_alone(*arguments: str, cwd: Path, **environ: str) -> Done:
 def launch(processes: int, *arguments: str, cwd: Path, **environ: str) -> Done:
     """Under `python -m paddle.distributed.launch`, as a user would."""
     logs = cwd / "logs"
-    return _run([*_launcher(processes, logs), *arguments], cwd, environ, logs)
-
-
-def _launcher(processes: int, logs: Path) -> list[str]:
-    command = [sys.executable, "-m", "paddle.distributed.launch", f"--nproc_per_node={processes}"]
-    return [*command, f"--log_dir={logs}", str(SCRIPT)]
+    command = [sys.executable, "-m", LAUNCHER, f"--nproc_per_node={processes}", f"--log_dir={logs}"]
+    return _run([*command, str(SCRIPT), *arguments], cwd, environ, logs)
 
 
 def _environment(environ: dict[str, str]) -> dict[str, str]:
@@ -78,7 +75,7 @@ class Job:
     """A job that runs, or has ended; each of its ranks writes a log."""
 
     def __init__(self, pid: int, logs: Path, poll: Callable[[], int | None]) -> None:
-        self.pid, self._logs, self._poll = pid, logs, poll
+        self.pid, self._logs, self.poll = pid, logs, poll
 
     def output(self, rank: int = 0) -> str:
         """What a rank has printed so far."""
@@ -94,9 +91,9 @@ class Job:
         """Wait for something that the running job does."""
         deadline = time.monotonic() + seconds
         while not reached():
-            assert self._poll() is None or reached(), f"ended before {what}:\n{self.output()}"
+            assert self.poll() is None or reached(), f"ended before {what}:\n{self.output()}"
             assert time.monotonic() < deadline, f"no {what} in {seconds} s:\n{self.output()}"
-            time.sleep(0.01)
+            time.sleep(0.02)
 
     def until_said(self, word: str, rank: int = 0) -> None:
         """Wait for a line that begins with this word."""
@@ -113,9 +110,9 @@ class Job:
     def wait(self, seconds: float = 90.0) -> int:
         """The exit status: minus the signal, if it died of one."""
         deadline = time.monotonic() + seconds
-        while (status := self._poll()) is None:
+        while (status := self.poll()) is None:
             assert time.monotonic() < deadline, f"still there after {seconds} s:\n{self.output()}"
-            time.sleep(0.01)
+            time.sleep(0.02)
         return status
 
 
@@ -132,25 +129,6 @@ def recorded(journals: Path, record: str = "quantities") -> list[dict[str, Any]]
     return []
 
 
-@contextmanager
-def launched(processes: int, *arguments: str, cwd: Path, **environ: str) -> Iterator[Job]:
-    """A job under Paddle's launcher; the process is the launcher's."""
-    logs = cwd / "logs"
-    with (cwd / "launcher.log").open("wb") as log:
-        launcher = subprocess.Popen(
-            [*_launcher(processes, logs), *arguments],
-            cwd=cwd,
-            env=_environment(environ),
-            stdout=log,
-            stderr=log,
-        )
-    try:
-        yield Job(launcher.pid, logs, launcher.poll)
-    finally:
-        launcher.terminate()
-        launcher.wait(60)
-
-
 class ForkServer:
     """Starts the script in processes that need not load Paddle and MLflow first."""
 
@@ -165,12 +143,30 @@ class ForkServer:
         )
 
     def start(self, *arguments: str, cwd: Path, **environ: str) -> Job:
-        output = cwd / "workerlog.0"
+        """One process of the script."""
+        return self._start(str(SCRIPT), arguments, environ, cwd / "workerlog.0", cwd)
+
+    @contextmanager
+    def launch(self, processes: int, *arguments: str, cwd: Path, **environ: str) -> Iterator[Job]:
+        """The script under Paddle's launcher: this is the fork, and its workers load everything."""
+        logs = cwd / "logs"
+        options = (f"--nproc_per_node={processes}", f"--log_dir={logs}", str(SCRIPT), *arguments)
+        job = self._start(LAUNCHER, options, environ, cwd / "launcher.log", logs)
+        try:
+            yield job
+        finally:
+            if job.poll() is None:  # it ends its workers first
+                job.send(signal.SIGTERM)
+                job.wait()
+
+    def _start(
+        self, script: str, arguments: Sequence[str], environ: dict[str, str], output: Path, logs: Path
+    ) -> Job:
         request = {
-            "script": str(SCRIPT),
+            "script": script,
             "arguments": arguments,
             "environ": _environment(environ),
-            "cwd": str(cwd),
+            "cwd": str(output.parent),
             "output": str(output),
         }
         assert self._server.stdin is not None and self._server.stdout is not None
@@ -178,10 +174,10 @@ class ForkServer:
         pid = int(self._server.stdout.readline())
 
         def poll() -> int | None:
-            path = output.with_suffix(".0.status")
+            path = output.with_name(output.name + ".status")
             return int(path.read_text()) if path.exists() else None
 
-        return Job(pid, cwd, poll)
+        return Job(pid, logs, poll)
 
     def close(self) -> None:
         """Stop the server, and whatever still runs."""

@@ -30,16 +30,20 @@ _FAMILIES = tuple(spec.name.partition("<")[0] for spec in METRICS if "<" in spec
 _SQLITE = re.compile(r"(?P<scheme>sqlite(\+\w+)?:///)(?P<path>[^?]+)(?P<options>.*)", re.DOTALL)
 
 
-def active_binding() -> RunBound:
+def active_binding(*, dying: bool = False) -> RunBound:
     """The run that is active on this thread or, if none is, what is known of the one to be started.
 
     Asks no server. A run that MLflow would resume ($MLFLOW_RUN_ID) is to be started too.
+
+    dying: a thread of ours may ask, in the place of the main thread, whose run it is then.
     """
     import mlflow
     from mlflow.tracking import fluent
 
     uri = absolute_uri(mlflow.get_tracking_uri())
     run = mlflow.active_run()
+    if run is None and dying:
+        run = next(reversed(_active_runs().get(threading.main_thread().ident, [])), None)
     if run is not None:
         return RunBound(run.info.run_id, uri)
     experiment_id, experiment_name = getattr(fluent, "_active_experiment_id", None), None
@@ -360,8 +364,13 @@ def _all_runs() -> int:
 
 def _forget_active_run(run_id: str) -> None:
     """Take a run that has ended off every thread's stack: at exit MLflow would end it again, as FINISHED."""
+    for stack in _active_runs().values():
+        stack[:] = [run for run in stack if run.info.run_id != run_id]
+
+
+def _active_runs() -> Mapping[int | None, list[Any]]:
+    """MLflow's stack of active runs of every thread."""
     from mlflow.tracking import fluent
 
     stacks = getattr(getattr(fluent, "_active_run_stack", None), "get_all_thread_values", None)
-    for stack in stacks().values() if stacks is not None else ():
-        stack[:] = [run for run in stack if run.info.run_id != run_id]
+    return stacks() if stacks is not None else {}

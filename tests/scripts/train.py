@@ -4,6 +4,7 @@ Prints, as one JSON line a rank, a recount made with plain loops over plain list
 """
 
 import argparse
+import asyncio
 import ctypes
 import json
 import multiprocessing
@@ -29,15 +30,20 @@ parser.add_argument("--only-rank", type=int, help="the only rank that calls auto
 parser.add_argument("--say-steps", action="store_true", help="print a recount after every step")
 parser.add_argument("--children", action="store_true", help="fork some, and let them die of SIGTERM")
 parser.add_argument(
-    "--handler", choices=["before", "after"], help="handle SIGTERM itself, from before or after autolog on"
+    "--handler",
+    choices=["before", "after", "chain"],
+    help="handle SIGTERM itself, from before or after autolog on; chain: and hand it on",
 )
+parser.add_argument("--event-loop", action="store_true", help="run one that handles a signal, to its end")
 parser.add_argument("--gate", help="before the end, wait until something is written to this named pipe")
 ENDS = ["return", "raise", "interrupt", "exit", "os-exit", "kill", "sleep", "stuck", "barrier", "train"]
 parser.add_argument("--end", choices=ENDS, default="return")
-parser.add_argument("--end-rank", type=int, help="the only rank that ends so; the others go on training")
+parser.add_argument("--end-rank", type=int, help="the only rank that ends so")
+parser.add_argument("--others", choices=["train", "stuck"], default="train", help="what the others do then")
 options = parser.parse_args()
 
 import mlflow  # noqa: E402
+import numpy as np  # noqa: E402
 import paddle  # noqa: E402
 import paddle.distributed as dist  # noqa: E402
 from paddle import nn  # noqa: E402
@@ -50,14 +56,21 @@ told_to_end = []
 
 
 def handle_sigterm():
-    signal.signal(signal.SIGTERM, lambda *_: told_to_end.append(True))
+    def handle(*signaled):
+        print("SIGTERM, says the script", flush=True)
+        if options.handler == "chain":
+            handler_before(*signaled)
+        else:
+            told_to_end.append(True)
+
+    handler_before = signal.signal(signal.SIGTERM, handle)
 
 
 if options.handler == "before":
     handle_sigterm()
 if options.only_rank in (None, dist.get_rank()):
     mlflow_tokens.autolog(price=options.price, pad_token_id=PAD, log_every_steps=5, visualdl=options.visualdl)
-if options.handler == "after":
+if options.handler in ("after", "chain"):
     handle_sigterm()
 
 
@@ -127,22 +140,24 @@ def train_step():
     return loss
 
 
-class Pids(paddle.io.IterableDataset):
-    """Batches for ever: the id of the process that makes them."""
+class Pids(paddle.io.Dataset):
+    """The id of the process that reads it."""
 
-    def __iter__(self):
-        while True:
-            yield os.getpid()
+    def __len__(self):
+        return 1000
+
+    def __getitem__(self, index):
+        return np.array(os.getpid())
 
 
 def children():
     """The exit statuses of forked processes, of which all but the last are told to terminate."""
     fork = multiprocessing.get_context("fork")
-    sleeper = fork.Process(target=time.sleep, args=(600,))
+    sleeper = fork.Process(target=time.sleep, args=(600,), daemon=True)
     sleeper.start()
     before = set(multiprocessing.active_children())
-    batches = iter(paddle.io.DataLoader(Pids(), num_workers=1, batch_size=None))
-    worker_pid = int(next(batches))
+    batches = iter(paddle.io.DataLoader(Pids(), num_workers=1))
+    worker_pid = int(next(batches)[0])
     (worker,) = set(multiprocessing.active_children()) - before
     assert worker.pid == worker_pid != os.getpid()
     for child in (sleeper, worker):
@@ -176,6 +191,11 @@ if rank == 1:
         optimizer.clear_grad()
 if options.children:
     print("CHILDREN", children(), flush=True)
+if options.event_loop:
+    loop = asyncio.new_event_loop()
+    loop.add_signal_handler(signal.SIGUSR1, print)
+    loop.remove_signal_handler(signal.SIGUSR1)
+    loop.close()
 ends_here = options.end_rank in (None, rank)
 if options.gate and ends_here:
     with open(options.gate) as gate:
@@ -199,7 +219,7 @@ if options.end == "sleep":
         time.sleep(0.02)
 if options.end == "barrier" and rank == 0:
     dist.barrier()  # which the others never reach
-if options.end in ("stuck", "barrier"):
+if options.end in ("stuck", "barrier") or (not ends_here and options.others == "stuck"):
     stay_in_c()
 if options.end == "train" or not ends_here:
     while True:
