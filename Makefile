@@ -7,7 +7,7 @@ DEMO   := .demo
 HOST   ?= 127.0.0.1
 PORT   ?= 5000
 
-.PHONY: demo serve serve-visualdl test bench lint clean help
+.PHONY: demo serve serve-visualdl test faults bench lint clean help
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 18
@@ -27,7 +27,11 @@ serve-visualdl: $(VENV)/.demo  ## open VisualDL over the demo's logs
 	@$(BIN)/visualdl-tokens --logdir $(DEMO)/visualdl --host $(HOST)
 
 test: $(VENV)/.test lint  ## run every test that fits in ten minutes on two cores
-	@$(BIN)/python -m pytest -n 2 --dist loadfile
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --ignore=tests/test_faults.py
+
+faults: $(VENV)/.test  ## inject 1,000 faults into real jobs and write docs/faults.md (half an hour)
+	@$(BIN)/python -m pytest tests/test_faults.py
+	@$(BIN)/python -m tests.faults --count 1000 --seed 1 --report docs/faults.md
 
 bench: $(VENV)/.test  ## measure what docs/benchmarks.md says (four minutes)
 	@$(BIN)/python -m benchmarks

@@ -6,52 +6,70 @@ import os
 import statistics
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import mlflow
+import numpy as np
 
 import mlflow_tokens
 
+#: Steps of a run whose calls are timed, between snapshots and between checkpoints; the first ones, in which
+#: the run is opened and MLflow loaded, are left out.
+STEPS, EVERY, SAVE_EVERY, WARM_UP = 2000, 10, 25, 500
 
-def _tracker(folder: Path, uri: str, **options: object) -> mlflow_tokens.Tracker:
+
+def _tracker(folder: Path, uri: str, *, every: int = 1, **options: object) -> mlflow_tokens.Tracker:
     mlflow.set_tracking_uri(uri)
     return mlflow_tokens.Tracker(
         price="2 USD/device-hour",
-        log_every_steps=1,
+        log_every_steps=every,
         journal_dir=folder / "journal",
         silent=True,
         **options,  # type: ignore[arg-type]
     )
 
 
-def _step(tracker: mlflow_tokens.Tracker) -> float:
-    tracker.count(computed=8192, valid=8000, trained=7000)
+def _timed(call: Callable[[], object]) -> float:
     began = time.perf_counter()
-    tracker.step()
+    call()
     return 1e6 * (time.perf_counter() - began)
 
 
-def emit(folder: Path) -> dict[str, float]:
-    """Microseconds of `tracker.step()` that takes a snapshot, of one that does not, of `state_dict()`."""
-    tracker = _tracker(folder, f"sqlite:///{folder}/emit.db")
-    _step(tracker)  # opens the run: once
-    with_snapshot: list[float] = []
-    checkpoint: list[float] = []
-    for _ in range(190):
-        with_snapshot.append(_step(tracker))
-        began = time.perf_counter()
-        tracker.state_dict()
-        checkpoint.append(1e6 * (time.perf_counter() - began))
-        time.sleep(0.02)
-    without = sorted(_step(tracker) for _ in range(2000))
-    tracker.close()
-    return {
-        "step with a snapshot, median": statistics.median(with_snapshot),
-        "step with a snapshot, 99th percentile": statistics.quantiles(with_snapshot, n=100)[98],
-        "step without (of 2,000, half of them with), median": statistics.median(without),
-        "state_dict, median": statistics.median(checkpoint),
-        "state_dict, 99th percentile": statistics.quantiles(checkpoint, n=100)[98],
-    }
+def _step(tracker: mlflow_tokens.Tracker) -> float:
+    tracker.count(computed=8192, valid=8000, trained=7000)
+    return _timed(tracker.step)
+
+
+def emit(folder: Path, *, between: Callable[[], object]) -> dict[str, float]:
+    """Microseconds on the training thread, which does `between` between two steps.
+
+    What a snapshot adds to `tracker.step()` is the difference of the percentiles with and without one.
+    """
+    times: dict[str, list[float]] = {"with": [], "without": [], "state_dict": []}
+    for _ in range(3):
+        tracker = _tracker(folder, f"sqlite:///{folder}/emit.db", every=EVERY)
+        for step in range(1, STEPS + 1):
+            between()
+            taken = _step(tracker)
+            if step > WARM_UP:
+                times["without" if step % EVERY else "with"].append(taken)
+                if step % SAVE_EVERY == 0:
+                    times["state_dict"].append(_timed(tracker.state_dict))
+        tracker.close()
+    figures = {}
+    for name, percent in (("median", 50), ("99th percentile", 99)):
+        at = {key: statistics.quantiles(values, n=100)[percent - 1] for key, values in times.items()}
+        figures[f"a snapshot, {name}"] = at["with"] - at["without"]
+        figures[f"a step without one, {name}"] = at["without"]
+        figures[f"state_dict, {name}"] = at["state_dict"]
+    return figures
+
+
+def cold_caches() -> Callable[[], object]:
+    """About 2 ms of reading memory, as training does: afterwards nothing of ours is in the caches."""
+    numbers = np.ones(2_000_000)
+    return numbers.sum
 
 
 def cpu(folder: Path, uri: str, seconds: int = 60) -> dict[str, float]:
@@ -78,19 +96,27 @@ def _thread_seconds() -> dict[str, float]:
     return found
 
 
-def files(folder: Path) -> tuple[int, int, int]:
-    """Open files before the first snapshot, the most of them during 1,000 with every sink, and after."""
+def files(folder: Path) -> tuple[int, int, list[int]]:
+    """Open files before, the most of them during, and after each of three runs with every sink.
+
+    A run takes 1,000 snapshots: 200 at an interval of 1, of 2, of 4, of 8 and of 16.
+    """
 
     def count() -> int:
         return len(os.listdir("/proc/self/fd"))
 
-    before = count()
-    tracker = _tracker(
-        folder, f"sqlite:///{folder}/files.db", visualdl=folder / "vdl", jsonl=folder / "points.jsonl"
-    )
-    most = 0
-    for _ in range(20_000):  # 1,000 snapshots or so, at the doubling interval
-        _step(tracker)
-        most = max(most, count())
-    tracker.close()
-    return before, most, count()
+    before = most = count()
+    after = []
+    for number in range(3):
+        tracker = _tracker(
+            folder,
+            f"sqlite:///{folder}/files.db",
+            visualdl=folder / f"visualdl-{number}",
+            jsonl=folder / f"points-{number}.jsonl",
+        )
+        for _ in range(200 * 31):
+            _step(tracker)
+            most = max(most, count())
+        tracker.close()
+        after.append(count())
+    return before, most, after

@@ -11,7 +11,7 @@ from mlflow_tokens.metrics import TOTALS, Snapshot, derive
 from mlflow_tokens.records import Quantities, Record, Rollback, SegmentStart
 
 #: Checkpoints that go to the sinks; from then on one in so many seconds. The journal has all of them.
-CHECKPOINTS, CHECKPOINT_INTERVAL = 200, 600.0
+CHECKPOINTS, CHECKPOINT_INTERVAL = 200, 1200.0
 
 
 class Ledger:

@@ -174,6 +174,8 @@ class Recorder:
 
     def _prepare(self) -> None:
         """Read what the run had before, find where training resumes, and open this segment."""
+        # First of all, and before anybody is asked: should this process die, `sync` sees that it lived.
+        self._append(self._bound)
         earlier: deque[Snapshot] = deque(maxlen=RECENT)
         delivered = True
         try:
@@ -189,7 +191,6 @@ class Recorder:
         self._record(self._segment)
         if self._price is not None:
             self._record(self._price)
-        self._append(self._bound)
         self.spool.begin(earlier, delivered=delivered)
 
     def _past_records(

@@ -26,6 +26,8 @@ class Spool:
     def __init__(self, from_disk: Callable[[int], Iterable[Snapshot]]) -> None:
         self._from_disk = from_disk
         self._recent: deque[Snapshot] = deque(maxlen=RECENT)
+        self._read: tuple[int, list[Snapshot]] = 0, []
+        # What was read from the journal last, and the number that it comes after.
         self.changed = threading.Condition()
         self.newest = 0
         """The number of the newest snapshot."""
@@ -67,9 +69,13 @@ class Spool:
             return recent[:limit]
 
     def _chunk(self, seq: int, until: int) -> list[Snapshot]:
-        older: Iterator[Snapshot] = (item for item in self._from_disk(seq) if item.seq < until)
-        chunk = list(islice(older, CHUNK))
+        after, chunk = self._read
+        if not chunk or not after <= seq < chunk[-1].seq:
+            # All of the journal is read for it, which takes seconds for a long one.
+            older: Iterator[Snapshot] = (item for item in self._from_disk(seq) if item.seq < until)
+            chunk = list(islice(older, CHUNK))
+            self._read = seq, chunk
         if chunk:
-            return chunk
+            return [snapshot for snapshot in chunk if snapshot.seq > seq]
         with self.changed:
             return list(self._recent)

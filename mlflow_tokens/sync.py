@@ -111,6 +111,7 @@ def _read(path: Path) -> _Contents:
             snapshots.append(snapshot)
         if isinstance(record, RunBound):
             bound = record if bound is None or record.run else bound
+            end = None  # another process has begun
         elif isinstance(record, SegmentStart):
             first, last, price = first or record, record, None
         elif isinstance(record, PriceSet):

@@ -115,6 +115,13 @@ def test_a_job_that_died_without_a_word_is_killed_as_of_its_last_record(
     assert points(stored, "cost/total") == [(10, 10.0), (15, 15.0)]
     assert stored.only_run().info.status == "KILLED"
     assert stored.only_run().info.end_time == 1_700_000_005_500
+    # Another process of the same run that died before it had anything to write.
+    stored.client.update_run(run.info.run_id, status="RUNNING")
+    again = Journal(tmp_path / "j" / f"{run.info.run_id}.jsonl")
+    again.append(RunBound(run.info.run_id, stored.uri))
+    again.close()
+    assert sync(tmp_path / "j") == 0
+    assert stored.only_run().info.status == "KILLED"
     # Nothing is left to be done, and it says so without asking anybody.
     assert sync(tmp_path / "j", "--tracking-uri", AWAY) == 2
     capsys.readouterr()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import shutil
 import sys
 import tempfile
@@ -24,18 +25,21 @@ def main() -> int:
     parser.add_argument(
         "--seed", type=int, nargs="+", default=[1], help="of the first case, or of the only ones"
     )
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no case after so many")
     parser.add_argument("--report", type=Path, help="write a report in Markdown")
     parser.add_argument("--folder", type=Path, help="where cases are kept that fail (default: a new one)")
     options = parser.parse_args()
+    # What a case prints is read while the others still run.
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     folder = options.folder or Path(tempfile.mkdtemp(prefix="faults-"))
     console = Console()
     began = time.monotonic()
     if options.count is None:
         results = _again(options.seed, folder, console)
     else:
-        results = _long_run(options.seed[0], options.count, folder, console)
+        results = _long_run(options.seed[0], options.count, 60 * options.minutes, folder, console)
     if options.report is not None:
-        write_report(options.report, results, options.seed[0], time.monotonic() - began)
+        write_report(options.report, results, time.monotonic() - began)
         console.print(f"The report is in {options.report}")
     failed = [result for result in results if not result.passed]
     console.print(
@@ -58,7 +62,7 @@ def _again(seeds: list[int], folder: Path, console: Console) -> list[Result]:
     return results
 
 
-def _long_run(first_seed: int, faults: int, folder: Path, console: Console) -> list[Result]:
+def _long_run(first_seed: int, faults: int, seconds: float, folder: Path, console: Console) -> list[Result]:
     results: list[Result] = []
     columns = (
         TextColumn("faults"),
@@ -69,7 +73,7 @@ def _long_run(first_seed: int, faults: int, folder: Path, console: Console) -> l
     )
     with bench(folder) as running, Progress(*columns, console=console) as progress:
         task = progress.add_task("", total=faults)
-        for result in run_cases(first_seed, faults, running):
+        for result in run_cases(first_seed, faults, running, seconds):
             results.append(result)
             failed = sum(not result.passed for result in results)
             progress.update(

@@ -90,7 +90,7 @@ class Case:
     # ---- a lifetime ---------------------------------------------------------------------------------
 
     def _live(self, life: Lifetime) -> None:
-        lived = Lived(life, time.time(), *state_to_resume_from(self.outcome.lived))
+        lived = Lived(life, time.monotonic(), *state_to_resume_from(self.outcome.lived))
         if not any(fault.detail.get("stays") for fault in self._previous_faults()):
             self._proxy.set("pass")
         for fault in life.faults:
@@ -110,7 +110,7 @@ class Case:
         finally:
             if watched:
                 self._proxy.forget_watches()
-            lived.ended = time.time()
+            lived.ended = time.monotonic()
             self.outcome.lived.append(lived)
             self._count(lived, hit_before)
 
@@ -199,7 +199,7 @@ class Case:
             self._settle(life, process)
             return
         if what == "ending":
-            self._at_the_end(life.ending, process)
+            self._at_the_end(life, process)
             return
         fault = life.faults[int(number)]
         if what == "end":
@@ -244,16 +244,23 @@ class Case:
 
     def _end(self, fault: Fault) -> None:
         """The server is well again, once somebody has met it unwell."""
-        if fault.kind not in ("refuse", "crash"):
-            self._proxy.wait(lambda seen: seen.by_behaviour[fault.kind] > 0, _LONGEST_WAIT / 2)
+        self._meet(fault)
         self._proxy.set("pass")
 
-    def _at_the_end(self, ending: Fault, process: Process) -> None:
+    def _meet(self, fault: Fault) -> None:
+        if fault.kind not in ("refuse", "crash"):
+            self._proxy.wait(lambda seen: seen.by_behaviour[fault.kind] > 0, _LONGEST_WAIT / 2)
+
+    def _at_the_end(self, life: Lifetime, process: Process) -> None:
         """The training is over and the process is about to end."""
+        ending = life.ending
         if ending.kind == "kill_in_request":
             # Lets the request come that it dies of; if none comes, the process ends by itself.
             process.let_go()
             return
+        for fault in life.faults:
+            if fault.kind in SERVER and fault.until is None:
+                self._meet(fault)
         self._proxy.set(ending.detail["behaviour"], delay=1.0)
         process.let_go()
         self._proxy.wait(
@@ -267,10 +274,10 @@ class Case:
     def _second_job(self, life: Lifetime) -> None:
         """Somebody starts the job a second time by mistake, on the same run and journal."""
         second = Lifetime(8, (4,), (), Fault("return", CLOSING))
-        lived = Lived(second, time.time(), None, 0, is_second=True)
+        lived = Lived(second, time.monotonic(), None, 0, is_second=True)
         lived.processes = [self._start(lived, 0, [])]
         lived.processes[0].wait(_LONGEST_LIFE)
-        lived.ended = time.time()
+        lived.ended = time.monotonic()
         self.outcome.lived.append(lived)
         self.outcome.injected["second_job"] += 1
         said = lived.processes[0].log.read_text()

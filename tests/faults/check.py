@@ -42,6 +42,8 @@ class Verdict:
 
     problems: list[str] = field(default_factory=list)
     calls: list[float] = field(default_factory=list)
+    blocked: list[float] = field(default_factory=list)
+    """Seconds that our calls of a step stood still, the longest of each step."""
     lost: list[int] = field(default_factory=list)
     """Steps that each process had finished and not recorded when it was killed without warning."""
     points: int = 0
@@ -78,9 +80,11 @@ class _Checker:
                 self._check_run(run, *walk)
             elif self._journal_incomplete or self._outcome.journal_lost:
                 self._check_by_ledger(run, {})
+            elif not self._points(run) and self._abandoned_by_script():
+                continue
             elif self._points(run) or self._any_snapshot():
                 self._problem(f"run {run.info.run_id} ({run.info.status}) has no journal")
-            self._check_status(run, walk is not None and bool(walk[0].known))
+            self._check_status(run, {id(known.lived) for walk, _ in walks for known in walk.known})
             if self._journal_incomplete and self._reachable_at_end() and len(runs) == 1:
                 self._check_end(run)
         for walk_here, _ in walks:
@@ -95,6 +99,7 @@ class _Checker:
         for process in lived.processes:
             for event in process.events:
                 self._verdict.calls += event.get("took", ())
+                self._verdict.blocked += [event["blocked"]] if "blocked" in event else []
                 if event["event"] in ("raised", "survived"):
                     self._problem(f"a process {event['event']}: {event}")
                 if max(event.get("took", (0.0,)), default=0.0) >= LONGEST_CALL and (
@@ -265,16 +270,10 @@ class _Checker:
             self._problem(f"{len(points)} stored points are in no journal: {some}")
             return
         seed = self._outcome.scenario.seed
-        for (name, step, timestamp), values in points.items():
+        for (name, step, _), values in points.items():
             kind = name.removeprefix("tokens/")
-            lived = [lived for lived in self._outcome.lived if lived.holds(timestamp / 1000)]
-            if not lived:
-                self._problem(f"{name} at step {step} is of no process of this case")
-            if (
-                kind not in ("computed", "valid", "trained")
-                or len(lived) != 1
-                or len(self._outcome.lived) > 1
-            ):
+            lived = self._outcome.lived
+            if kind not in KINDS or len(lived) != 1:
                 continue
             own = lived[0].trained(0, step, seed)
             if len(lived[0].processes) == 1 and (own is None or values[0] != getattr(own, kind)):
@@ -298,6 +297,11 @@ class _Checker:
             if value != right:
                 self._problem(f"without a journal tokens/{kind} ends at {value}, by hand it is {right}")
 
+    def _abandoned_by_script(self) -> bool:
+        """Whether a script may have started a run and died before it trained."""
+        lives = [lived.life.ending.kind for lived in self._outcome.lived]
+        return self._outcome.scenario.run_mode == "script" and any(kind in KILLING for kind in lives)
+
     def _any_snapshot(self) -> bool:
         """Whether some process must have recorded something: it could say goodbye, or had time enough."""
         return any(
@@ -305,8 +309,8 @@ class _Checker:
             for lived in self._outcome.lived
         )
 
-    def _check_status(self, run: Run, known: bool) -> None:
-        """known: a journal says which run this is."""
+    def _check_status(self, run: Run, recorded: set[int]) -> None:
+        """recorded: the lifetimes of which a journal knows."""
         status = run.info.status
         lived = [lived for lived in self._outcome.lived if not lived.is_second][-1]
         allowed = {
@@ -320,8 +324,12 @@ class _Checker:
         }.get(lived.life.ending.kind, {"FINISHED", "FAILED", "KILLED"})
         if len(self._outcome.lived) > 1 or self._journal_incomplete:
             allowed = {"FINISHED", "FAILED", "KILLED"}
-        if not known and not (self._reachable_at_end() and self._any_snapshot()):
+        could_say = self._reachable_at_end() and lived.last_step() > lived.first
+        if id(lived) not in recorded and not could_say:
             # Nobody is left who knows that it has ended.
+            allowed |= {"RUNNING"}
+        if lived.events(0, "script_failed"):
+            # The script's own run, whose end the script itself could not say.
             allowed |= {"RUNNING"}
         if status not in allowed:
             self._problem(f"the run is {status} after {lived.life.ending}")

@@ -34,7 +34,7 @@ _STATUS: Mapping[str, tuple[int, ...]] = {
 class Lived:
     """A lifetime of the job.
 
-    began, ended: wall clock, around the processes. state: what it resumed from, and parent: the lifetime
+    began, ended: monotonic clock, around the processes. state: what it resumed from, and parent: the lifetime
     that saved it. first: steps before it. is_second: it was started while another wrote the same run.
     """
 
@@ -80,13 +80,9 @@ class Lived:
             return None if before is None else before + recount(micro_batches(seed, rank, step))
         return None
 
-    def shifts(self) -> list[float]:
-        """By how much the clock of rank 0 was ever wrong."""
-        return [0.0, *(event["shift"] for event in self.events(0, "did") if event["what"] == "clock")]
-
-    def holds(self, t_wall: float) -> bool:
-        """Whether rank 0 may have read this time on its clock."""
-        return any(self.began - 0.001 <= t_wall - shift <= self.ended + 0.001 for shift in self.shifts())
+    def holds(self, t_mono: float) -> bool:
+        """Whether the processes lived at this time."""
+        return self.began <= t_mono <= self.ended
 
 
 def state_to_resume_from(lived: Sequence[Lived]) -> tuple[State | None, int, Lived | None]:

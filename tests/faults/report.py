@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.faults.check import LONGEST_CALL, LONGEST_EXIT, LONGEST_STANDSTILL
-from tests.faults.runner import Result
+from tests.faults.check import LONGEST_CALL, LONGEST_EXIT, LONGEST_HISTORY, LONGEST_STANDSTILL, TO_JOURNAL
+from tests.faults.runner import SIDE_BY_SIDE, Result
 from tests.faults.scenario import KINDS
 
 #: What each kind of fault is, for the table.
@@ -48,7 +48,7 @@ MEANING = {
 }
 
 
-def write_report(path: Path, results: Sequence[Result], seed: int, seconds: float) -> None:
+def write_report(path: Path, results: Sequence[Result], seconds: float) -> None:
     """What was injected, what was checked, and how it went."""
     injected: Counter[str] = Counter()
     requests: Counter[str] = Counter()
@@ -56,6 +56,7 @@ def write_report(path: Path, results: Sequence[Result], seed: int, seconds: floa
         injected += result.injected
         requests += result.requests
     calls = sorted(call for result in results for call in result.verdict.calls)
+    blocked = sorted(still for result in results for still in result.verdict.blocked)
     lost = sorted(max(0, steps) for result in results for steps in result.verdict.lost)
     failed = [result for result in results if not result.passed]
     seeds = [result.scenario.seed for result in results]
@@ -65,11 +66,15 @@ def write_report(path: Path, results: Sequence[Result], seed: int, seconds: floa
         f"Written by `make faults` (seeds {min(seeds)} to {max(seeds)}): {injected.total():,} faults in "
         f"{len(results):,} cases, {sum(result.processes for result in results):,} training processes, "
         f"{sum(result.steps for result in results):,} steps, {requests.total():,} requests, in "
-        f"{seconds / 60:.0f} minutes. **Failures: {len(failed)}.**",
+        f"{seconds / 60:.0f} minutes on 2 cores, {SIDE_BY_SIDE} cases side by side. "
+        f"**Failed cases: {len(failed)}.**",
         "",
         "Each case trains a tiny model in real processes against a real `mlflow server` behind a proxy that "
         "fails on purpose, in one to three lifetimes of the job, then runs `mlflow-tokens sync` twice. The "
-        "same seed draws the same case: `python -m tests.faults --seed N`.",
+        "same seed draws the same case: `python -m tests.faults --seed N`. A fault is counted when it took "
+        "effect: a request met it, the process died of it, the file was damaged. One that was drawn and met "
+        "nobody is not. The full disk is a limit on the size of files in the training process, and its clock "
+        "is set by replacing `time.time` there.",
         "",
         "| fault | what happens | times |",
         "|---|---|---:|",
@@ -85,8 +90,18 @@ def write_report(path: Path, results: Sequence[Result], seed: int, seconds: floa
         "- tokens, effective tokens (what a rollback took back does not count), device-hours and cost at "
         "every point equal a ledger kept by hand in the training process, which shares no code with the "
         "package;",
+        "- the time between two lifetimes is billed if the machines were held, shown as a gap if not, and "
+        "equals what the processes' own clocks say;",
         "- MLflow's latest values are those of the last record;",
-        "- the run has ended as the process did, and is not left RUNNING.",
+        "- a second `sync` writes 0 points;",
+        "- the run has ended as the process did, and is not left RUNNING;",
+        "- where no journal could be written and the server could be reached, the last step's totals are in "
+        "MLflow;",
+        "- the second of two jobs on one run says so and logs to a run of its own, and both runs are right;",
+        "- a process that could say goodbye has recorded its last step; one that was killed without a word "
+        "has lost fewer steps than two snapshot intervals have, once the snapshot that was due is waited "
+        f"for, and otherwise but for the steps of its last {TO_JOURNAL:.0f} s "
+        f"({TO_JOURNAL + LONGEST_HISTORY:.0f} s where MLflow or another rank is asked first).",
         "",
         f"{sum(result.verdict.points for result in results):,} points of "
         f"{sum(result.verdict.runs for result in results):,} runs were compared.",
@@ -97,8 +112,10 @@ def write_report(path: Path, results: Sequence[Result], seed: int, seconds: floa
         "",
         "Time in our calls (`count`, `step`, `state_dict`, `load_state_dict`, `Tracker`) on the training "
         f"thread, {len(calls):,} calls, on a machine that ran other cases meanwhile: "
-        f"median {_percentile(calls, 50)}, 99 % within {_percentile(calls, 99)}, the longest "
-        f"{_percentile(calls, 100)}.",
+        f"median {_percentile(calls, 50)}, 95 % within {_percentile(calls, 95)}, 99 % within "
+        f"{_percentile(calls, 99)}, the longest {_percentile(calls, 100)}; of that, standing still (not "
+        f"waiting for a core) 95 % within {_percentile(blocked, 95)}, the longest "
+        f"{_percentile(blocked, 100)}.",
         "",
     ]
     if failed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import time
 import traceback
@@ -85,13 +86,14 @@ def _keep(result: Result, outcome: Outcome) -> None:
             (outcome.folder / f"events-{process.job}.jsonl").write_text("".join(lines))
 
 
-def run_cases(first_seed: int, faults: int, bench: Bench) -> Iterator[Result]:
-    """Cases from a seed on, until so many faults have been injected."""
+def run_cases(first_seed: int, faults: int, bench: Bench, seconds: float = math.inf) -> Iterator[Result]:
+    """Cases from a seed on, until so many faults have been injected, or so much time has gone by."""
     injected, seeds = 0, count(first_seed)
+    last = time.monotonic() + seconds
     with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
         running: set[Future[Result]] = set()
-        while injected < faults or running:
-            while injected < faults and len(running) < SIDE_BY_SIDE:
+        while (injected < faults and time.monotonic() < last) or running:
+            while injected < faults and len(running) < SIDE_BY_SIDE and time.monotonic() < last:
                 running.add(pool.submit(run_case, next(seeds), bench))
             done, running = wait(running, return_when=FIRST_COMPLETED)
             for future in done:

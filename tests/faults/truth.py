@@ -22,13 +22,14 @@ CLOCKS_DIFFER = 0.1
 class Known:
     """What is true of the run at a record. None: nobody can know it any more.
 
-    hours: device-hours held; gap_hours: between allocations. cost: in the currency of the price. sure:
-    whether the effective tokens must be known; where the checkpoint's own record never reached the disk
-    they may be, or be right.
+    own: tokens of this lifetime alone. hours: device-hours held; gap_hours: between allocations. cost: in
+    the currency of the price. sure: whether the effective tokens must be known; where the checkpoint's own
+    record never reached the disk they may be, or be right.
     """
 
     line: Line
     lived: Lived
+    own: Counted | None
     totals: Counted | None
     effective: int | None
     hours: float | None
@@ -84,6 +85,7 @@ class Follower:
         self._price, self._held = price, held
         self._gap_seconds = 0.0
         self._begun: set[str] = set()
+        self._carried = False
         self._walk = Walk()
         self._segment = ""
         self._devices = 1
@@ -113,23 +115,18 @@ class Follower:
     # ---- where a segment begins ---------------------------------------------------------------------
 
     def _carry_over(self, line: Line) -> None:
-        """Totals from elsewhere: they must be those of some record that once was."""
+        """Totals from elsewhere, in place of those here: they must be what the run had at some step."""
+        self._carried = True
         if line["source"] == "unknown":
             self._before = self._seconds_before = None
             self._effective_before = (None, True)
             return
-        candidates = [
-            known
-            for walk in self._elsewhere
-            for known in walk.known
-            if known.totals is not None
-            and all(line["tokens"].get(kind) == getattr(known.totals, kind) for kind in KINDS)
-        ]
-        if not candidates:
-            self._problem(line, "carries over totals that no record ever had")
+        carried = Counted(*(line["tokens"].get(kind, -1) for kind in KINDS))
+        if not any(carried in self._ever_true(known) for walk in self._walks() for known in walk.known):
+            self._problem(line, f"carries over {carried}, which the run never had")
             self._before = None
             return
-        self._before = candidates[-1].totals
+        self._before = carried
         self._effective_before = (line["tokens"].get("effective"), False)
         self._seconds_before = sum(
             seconds for phases in line["seconds"].values() for seconds in phases.values()
@@ -138,10 +135,26 @@ class Follower:
         self._high_water = line["high_water"]
         self._gap_seconds = line["gap_seconds"]
 
+    def _walks(self) -> tuple[Walk, ...]:
+        return (*self._elsewhere, self._walk)
+
+    def _ever_true(self, known: Known) -> set[Counted]:
+        """The run's totals at every step of a lifetime: MLflow may have had some that no disk took."""
+        if known.totals is None or known.own is None:
+            return set()
+        lived, before = known.lived, known.totals - known.own
+        if len(lived.processes) > 1:
+            return {known.totals}
+        steps = range(lived.first, lived.last_step() + 2)
+        return {
+            before + trained for step in steps if (trained := lived.trained(0, step, self._seed)) is not None
+        }
+
     def _begin(self, line: Line, lived: Lived) -> None:
         """The first quantities of a segment."""
         self._segment = line["segment"]
-        if self._walk.known:
+        carried, self._carried = self._carried, False
+        if self._walk.known and not carried:
             last = self._walk.known[-1]
             self._before, self._effective_before = last.totals, (last.effective, last.sure)
             self._seconds_before = None if last.hours is None else last.hours * 3600
@@ -158,7 +171,7 @@ class Follower:
         if step == 0:
             return 0, True
         assert lived is not None
-        for walk in (self._walk, *self._elsewhere):
+        for walk in reversed(self._walks()):
             known = walk.at(lived, step)
             if known is not None:
                 return known.effective, known.sure
@@ -194,16 +207,16 @@ class Follower:
         gap = self._gap_seconds / 3600
         cost = None if hours is None or self._price is None else hours * self._price
         self._walk.known.append(
-            Known(line, lived, totals, effective, hours, cost, gap, self._high_water, sure)
+            Known(line, lived, own, totals, effective, hours, cost, gap, self._high_water, sure)
         )
 
     def _whose(self, line: Line) -> Lived | None:
         """The lifetime in which a record was written: the shortest one, where one lay within another."""
         here = self._lives_here
-        if line["segment"] == self._segment and here is not None and here.holds(line["t_wall"]):
+        if line["segment"] == self._segment and here is not None and here.holds(line["t_mono"]):
             return here
         before = {id(known.lived) for known in self._walk.known if known.line["segment"] != line["segment"]}
-        fitting = [lived for lived in self._lived if lived.holds(line["t_wall"]) and id(lived) not in before]
+        fitting = [lived for lived in self._lived if lived.holds(line["t_mono"]) and id(lived) not in before]
         return min(fitting, key=lambda lived: lived.ended - lived.began, default=None)
 
     def _own(self, line: Line, lived: Lived) -> Counted | None:
@@ -267,8 +280,8 @@ class Follower:
         if gap <= 0 or line["segment"] not in self._begun or last.line["segment"] not in self._begun:
             return
         if begun and before:
-            least = begun[0]["forked"] - before[0]["born"] - last.line["elapsed"] - CLOCKS_DIFFER
-            most = begun[0]["born"] - before[0]["forked"] - last.line["elapsed"] + CLOCKS_DIFFER
+            least = begun[0]["forked"] - before[0]["born"] - last.line["elapsed"] - 3 * CLOCKS_DIFFER
+            most = begun[0]["born"] - before[0]["forked"] - last.line["elapsed"] + 3 * CLOCKS_DIFFER
             if not least <= gap <= most:
                 self._problem(line, f"follows after {gap} s, by hand it is {least:.3f} to {most:.3f}")
         if not self._held:

@@ -22,6 +22,8 @@ import paddle.io  # noqa: F401
 def become(request):
     """Make the fork look as if it had been started with the script."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGHUP, signal.SIGTERM):  # nohup, for one, has them ignored
+        signal.signal(number, signal.SIG_DFL)
     output = os.open(request["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(output, 1)
@@ -36,7 +38,8 @@ def serve():
     outputs = {}
     while True:
         if select.select([0], [], [], 0.02)[0]:
-            line = os.read(0, 1 << 16)  # one request at a time: the next one comes after the answer
+            # Nothing is left in the buffer: the next request comes after the answer to this one.
+            line = sys.stdin.buffer.readline()
             if not line:
                 for pid in outputs:
                     os.kill(pid, signal.SIGKILL)
