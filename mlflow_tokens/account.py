@@ -260,6 +260,9 @@ def _carry_over(account: Account, record: CarriedOver) -> Account:
         step=record.from_step,
         position=record.position,
         high_water=max(account.high_water, record.high_water),
+        # What is carried goes beyond the last record here: the time since then is in it, in part.
+        t_wall=0.0,
+        t_mono=0.0,
         elapsed=record.elapsed,
         busy=record.busy,
         computed=record.tokens.get("computed"),

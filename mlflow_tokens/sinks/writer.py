@@ -103,6 +103,8 @@ class Writer:
                 self._questions.get()()
             if self._hurry.is_set():
                 break
+            if not self._spool.begun:
+                continue  # where to begin is not known yet
             began = time.thread_time()
             if self._write_next():
                 # Python runs one thread at a time: what a sink takes, training lacks. What comes
