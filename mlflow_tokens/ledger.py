@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from mlflow_tokens.account import Account, fold
-from mlflow_tokens.metrics import TOTALS, Snapshot, derive
-from mlflow_tokens.records import Quantities, Record, Rollback, SegmentStart
+from mlflow_tokens.metrics import CHECKPOINT_METRICS, TOTALS, Snapshot, derive
+from mlflow_tokens.records import CarriedOver, Quantities, Record, Rollback, SegmentStart
 
 #: Checkpoints that go to the sinks; from then on one in so many seconds. The journal has all of them.
 CHECKPOINTS, CHECKPOINT_INTERVAL = 200, 1200.0
@@ -21,6 +21,7 @@ class Ledger:
         self.account = Account()
         self._window_start: Account | None = None
         self._known: set[str] = set()
+        self._assumed: set[str] = set()
         self._checkpoints, self._last_checkpoint = 0, -math.inf
 
     def apply(self, record: Record) -> Snapshot | None:
@@ -29,6 +30,9 @@ class Ledger:
         self.account = fold(before, record)
         if isinstance(record, SegmentStart | Rollback):
             self._window_start = None
+        if isinstance(record, CarriedOver) and record.high_water:
+            # The run has series already, of which this journal holds nothing.
+            self._assumed = {f"tokens/{kind}" for kind in record.tokens} or set(CHECKPOINT_METRICS)
         if not isinstance(record, Quantities):
             return None
         if self._window_start is None:
@@ -61,8 +65,10 @@ class Ledger:
         if snapshot.kind in ("heartbeat", "checkpoint"):
             return snapshot
         totals = {name for name in snapshot.metrics if name in TOTALS}
-        unknown = dict.fromkeys(sorted(self._known - totals), math.nan)
-        self._known = totals
+        # Whether a run of unknown past had a cost is unknown, too: without a price now, none is ended.
+        assumed = {name for name in self._assumed if self.account.price or not name.startswith("cost/")}
+        unknown = dict.fromkeys(sorted((self._known | assumed) - totals), math.nan)
+        self._known, self._assumed = totals, set()
         return replace(snapshot, metrics={**snapshot.metrics, **unknown})
 
 

@@ -203,6 +203,38 @@ def test_the_end_of_a_run_that_never_comes_back_up_is_its_latest() -> None:
     assert points["cost/phase/train", 150, last.timestamp_ms] == 150 + 12
 
 
+UNKNOWN = CarriedOver(
+    from_run="r",
+    from_segment="a",
+    from_step=100,
+    source="unknown",
+    position=100,
+    high_water=100,
+    elapsed=0.0,
+    busy=0.0,
+    tokens={},
+    seconds={},
+)
+
+
+@pytest.mark.parametrize("priced", [True, False])
+def test_series_of_a_run_whose_past_is_unknown_are_ended_once(priced: bool) -> None:
+    head = begin("b") if priced else [segment("b")]
+    first, second = replay(
+        [UNKNOWN, *head, trained("b", 100, 110, rewinds=1), trained("b", 100, 120, seq=2, rewinds=1)]
+    )
+    ended = {name for name, value in first.metrics.items() if math.isnan(value)}
+    assert {"tokens/computed", "tokens/valid", "tokens/effective", "device/hours"} <= ended
+    assert ("cost/total" in ended) == priced
+    assert not any(math.isnan(value) for value in second.metrics.values())
+
+
+def test_the_cost_of_a_run_that_goes_on_without_a_price_is_ended() -> None:
+    last = list(replay([*CRASHED, segment("b"), trained("b", 150, 160, seq=3)]))[-1]
+    assert math.isnan(last.metrics["cost/total"])
+    assert last.metrics["tokens/computed"] == 16 * 160
+
+
 def test_recent_rates_after_a_rollback_are_those_of_the_new_segment() -> None:
     records = [*CRASHED, *begin("b", back("a", 100)), trained("b", 100, 110, seq=3, rewinds=1)]
     metrics = list(replay(records))[-1].metrics

@@ -42,6 +42,8 @@ class Outcome:
     lived: list[Lived] = field(default_factory=list)
     ever_written: list[list[journal_text.Line]] = field(default_factory=list)
     """The records of a journal before it was damaged, each time that one was."""
+    whole: list[Path] = field(default_factory=list)
+    """Copies of these journals."""
     journal_lost: bool = False
     injected: Counter[str] = field(default_factory=Counter)
     requests: Counter[str] = field(default_factory=Counter)
@@ -91,7 +93,8 @@ class Case:
 
     def _live(self, life: Lifetime) -> None:
         lived = Lived(life, time.monotonic(), *state_to_resume_from(self.outcome.lived))
-        if not any(fault.detail.get("stays") for fault in self._previous_faults()):
+        stays = any(fault.detail.get("stays") for fault in self._previous_faults())
+        if not stays or self._scenario.run_mode == "script":  # which could not start its run
             self._proxy.set("pass")
         for fault in life.faults:
             if fault.kind in SERVER and fault.at == 0:
@@ -110,6 +113,8 @@ class Case:
         finally:
             if watched:
                 self._proxy.forget_watches()
+            # What the dead process asked for is done, late or not, before anybody comes after it.
+            self._proxy.wait(lambda seen: seen.under_way == 0, _LONGEST_WAIT)
             lived.ended = time.monotonic()
             self.outcome.lived.append(lived)
             self._count(lived, hit_before)
@@ -300,6 +305,8 @@ class Case:
             return False
         path = max(paths, key=lambda path: path.stat().st_mtime_ns)
         self.outcome.ever_written.append(journal_text.read(path))
+        whole = self._folder / f"whole-{len(self.outcome.whole)}.jsonl"
+        self.outcome.whole.append(shutil.copyfile(path, whole))
         numbers = random.Random(fault.detail["draw"])
         if fault.kind == "corrupt":
             return journal_text.corrupt(path, numbers, fault.detail["count"])

@@ -55,6 +55,11 @@ def check(outcome: Outcome, bench: Bench) -> Verdict:
     return _Checker(outcome, bench).verdict()
 
 
+def _points_of(path: Path) -> set[Point]:
+    """All that is to be in the store because of a journal."""
+    return {point for snapshot in replay(read_journal(path)) for point, _ in snapshot.points()}
+
+
 class _Checker:
     def __init__(self, outcome: Outcome, bench: Bench) -> None:
         self._outcome, self._bench = outcome, bench
@@ -84,7 +89,7 @@ class _Checker:
                 continue
             elif self._points(run) or self._any_snapshot():
                 self._problem(f"run {run.info.run_id} ({run.info.status}) has no journal")
-            self._check_status(run, {id(known.lived) for walk, _ in walks for known in walk.known})
+            self._check_status(run, walk is not None, walks)
             if self._journal_incomplete and self._reachable_at_end() and len(runs) == 1:
                 self._check_end(run)
         for walk_here, _ in walks:
@@ -139,9 +144,14 @@ class _Checker:
             walk = self._walk(journal_text.read(path), [*elsewhere, *(walk for walk, _ in found)])
             for problem in walk.problems:
                 self._problem(f"{path.name}: {problem}")
-            wanted = {point for snapshot in replay(read_journal(path)) for point, _ in snapshot.points()}
-            found.append((walk, wanted))
+            found.append((walk, _points_of(path) - self._since_damage(path)))
         return found
+
+    def _since_damage(self, path: Path) -> set[Point]:
+        """Points that follow only since a record before them is lost: the window of their rate is longer."""
+        before = set().union(*map(_points_of, self._outcome.whole))
+        times = {time for _, _, time in before}
+        return {point for point in _points_of(path) - before if point[2] in times}
 
     def _walk(self, records: Sequence[journal_text.Line], elsewhere: Sequence[Walk]) -> Walk:
         lived, seed = self._outcome.lived, self._outcome.scenario.seed
@@ -309,8 +319,9 @@ class _Checker:
             for lived in self._outcome.lived
         )
 
-    def _check_status(self, run: Run, recorded: set[int]) -> None:
-        """recorded: the lifetimes of which a journal knows."""
+    def _check_status(self, run: Run, in_journal: bool, walks: Sequence[tuple[Walk, set[Point]]]) -> None:
+        """The run has ended as its job did, where somebody is left who knows of it."""
+        recorded = {id(known.lived) for walk, _ in walks for known in walk.known}
         status = run.info.status
         lived = [lived for lived in self._outcome.lived if not lived.is_second][-1]
         allowed = {
@@ -325,9 +336,15 @@ class _Checker:
         if len(self._outcome.lived) > 1 or self._journal_incomplete:
             allowed = {"FINISHED", "FAILED", "KILLED"}
         could_say = self._reachable_at_end() and lived.last_step() > lived.first
-        if id(lived) not in recorded and not could_say:
-            # Nobody is left who knows that it has ended.
+        lost = self._outcome.journal_lost and not in_journal
+        if lost or (id(lived) not in recorded and not could_say):
             allowed |= {"RUNNING"}
+        if self._outcome.scenario.run_mode == "script" and lived.life.ending.kind == "interrupt":
+            # The script ends its run itself, as the block of MLflow does.
+            allowed |= {"FAILED"}
+        if not self._outcome.scenario.block and lived.life.ending.kind in ("exception", "interrupt"):
+            # A tracker that is no context manager sees its exit handler called, and not why.
+            allowed |= {"FINISHED"}
         if lived.events(0, "script_failed"):
             # The script's own run, whose end the script itself could not say.
             allowed |= {"RUNNING"}

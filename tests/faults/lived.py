@@ -19,7 +19,8 @@ _STATUS: Mapping[str, tuple[int, ...]] = {
     "sys_exit": (0,),
     "os_exit": (7,),
     "exception": (1,),
-    "interrupt": (-signal.SIGINT, 130),
+    # Python forgets that it was interrupted where an exit handler imports a module that uses exec().
+    "interrupt": (-signal.SIGINT, 130, 1),
     "kill": (-signal.SIGKILL,),
     "kill_first": (-signal.SIGKILL,),
     "kill_in_request": (-signal.SIGKILL,),

@@ -74,6 +74,8 @@ class Seen:
     answered: Counter[str] = field(default_factory=Counter)
     """By the end of the path, those that the client got the server's own answer to."""
     held: int = 0
+    under_way: int = 0
+    """Requests that were taken and are not done with, those that are held included."""
 
 
 class ProxyThread:
@@ -188,7 +190,7 @@ class Proxy:
         self._connections.add(writer)
         try:
             with suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError, OSError):
-                while await self._answer(await _read_request(reader), reader, writer):
+                while await self._take(await _read_request(reader), reader, writer):
                     pass
         finally:
             self._tasks.discard(task)
@@ -223,7 +225,17 @@ class Proxy:
             if "answered" in changes:
                 self.seen.answered[str(changes["answered"])] += 1
             self.seen.held += int(changes.get("held", 0))
+            self.seen.under_way += int(changes.get("under_way", 0))
             self._changed.notify_all()
+
+    async def _take(
+        self, request: _Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> bool:
+        self._note(under_way=1)
+        try:
+            return await self._answer(request, reader, writer)
+        finally:
+            self._note(under_way=-1)
 
     async def _answer(
         self, request: _Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -236,9 +248,13 @@ class Proxy:
             self._stop_listening()
             return False
         if behaviour in ("hang", "late"):
-            await self._hold(reader)
-            if behaviour == "late":
-                await self._forward(request)
+            self._note(held=1)
+            try:
+                await self._hold(reader)
+                if behaviour == "late":
+                    await self._forward(request)
+            finally:
+                self._note(held=-1)
             return False
         if behaviour == "cut_before":
             _reset(writer)
@@ -262,13 +278,11 @@ class Proxy:
         """Keep a client waiting until it gives up or the behaviour changes."""
         freed = asyncio.ensure_future(self._freed.wait())
         gone = asyncio.ensure_future(reader.read(1))
-        self._note(held=1)
         try:
             await asyncio.wait({freed, gone}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             freed.cancel()
             gone.cancel()
-            self._note(held=-1)
 
     async def _forward(self, request: _Request) -> bytes:
         reader, writer = await asyncio.open_connection(*self._upstream)

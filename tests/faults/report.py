@@ -74,7 +74,8 @@ def write_report(path: Path, results: Sequence[Result], seconds: float) -> None:
         "same seed draws the same case: `python -m tests.faults --seed N`. A fault is counted when it took "
         "effect: a request met it, the process died of it, the file was damaged. One that was drawn and met "
         "nobody is not. The full disk is a limit on the size of files in the training process, and its clock "
-        "is set by replacing `time.time` there.",
+        "is set by replacing `time.time` there. What a dead process had asked the server for is done before "
+        "the next one starts: a request that overtakes it by seconds is not among the faults.",
         "",
         "| fault | what happens | times |",
         "|---|---|---:|",
@@ -103,12 +104,22 @@ def write_report(path: Path, results: Sequence[Result], seconds: float) -> None:
         f"for, and otherwise but for the steps of its last {TO_JOURNAL:.0f} s "
         f"({TO_JOURNAL + LONGEST_HISTORY:.0f} s where MLflow or another rank is asked first).",
         "",
+        "Accepted, and not counted as failures:",
+        "",
+        "- after damage to a journal, or where it is lost, totals that are unknown from there on (never ones "
+        "that are wrong), and rates of an earlier process that only follow since the record before is gone;",
+        "- a run that stays RUNNING because its process was killed and no journal knows of it (lost, not "
+        "writable, or the process died before its first record), or because the script could not end the run "
+        "it had started itself;",
+        "- FINISHED after an exception that nobody catches, where the tracker is no context manager and "
+        "`autolog` is not used.",
+        "",
         f"{sum(result.verdict.points for result in results):,} points of "
         f"{sum(result.verdict.runs for result in results):,} runs were compared.",
         "",
-        f"Of {len(lost):,} processes killed without a warning, half lost {_middle(lost)} finished steps or "
-        f"fewer, which no snapshot had reached; the most were {max(lost, default=0)}. Nothing that they had "
-        "recorded was lost or wrong.",
+        f"Of {len(lost):,} processes killed without a warning, half lost no more than {_middle(lost)} "
+        f"finished steps, which no snapshot had reached; the most were {max(lost, default=0)}. "
+        + ("" if failed else "Nothing that they had recorded was lost or wrong."),
         "",
         "Time in our calls (`count`, `step`, `state_dict`, `load_state_dict`, `Tracker`) on the training "
         f"thread, {len(calls):,} calls, on a machine that ran other cases meanwhile: "

@@ -152,6 +152,9 @@ class _Draw:
         kind = self._kind if first else ""
         planned = n.randint(6, 40)
         ending = self._ending(kind, planned, ranks, last)
+        if kind == "second_job" and ending.kind == "kill_in_request":
+            # The first job has to live while there is a second one.
+            ending = Fault("return", CLOSING)
         # What comes after the end never happens.
         steps = ending.at if ending.at > 0 else planned
         faults: list[Fault] = []
