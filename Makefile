@@ -27,10 +27,9 @@ serve-visualdl: $(VENV)/.demo  ## open VisualDL over the demo's logs
 	@$(BIN)/visualdl-tokens --logdir $(DEMO)/visualdl --host $(HOST)
 
 test: $(VENV)/.test lint  ## run every test that fits in ten minutes on two cores
-	@$(BIN)/python -m pytest -n 2 --dist loadfile --ignore=tests/test_faults.py
+	@$(BIN)/python -m pytest -n 2 --dist loadfile
 
-faults: $(VENV)/.test  ## inject 1,000 faults into real jobs and write docs/faults.md (half an hour)
-	@$(BIN)/python -m pytest tests/test_faults.py
+faults: $(VENV)/.test  ## inject 1,000 faults into real jobs and write docs/faults.md (ten minutes)
 	@$(BIN)/python -m tests.faults --count 1000 --seed 1 --report docs/faults.md
 
 bench: $(VENV)/.test  ## measure what docs/benchmarks.md says (four minutes)
