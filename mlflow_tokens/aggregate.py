@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from mlflow_tokens.clock import PHASES
 from mlflow_tokens.meter import Reading
@@ -11,8 +12,7 @@ from mlflow_tokens.ranks import Question
 from mlflow_tokens.records import Quantities, SegmentStart, SnapshotKind
 
 
-@dataclass(frozen=True, slots=True)
-class Moment:
+class Moment(NamedTuple):
     """A snapshot to be taken: the totals asked for, and its position on the axis.
 
     status: how the run ends, of a final one.

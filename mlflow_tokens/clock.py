@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -70,7 +71,7 @@ def process_started(now: float | None = None) -> float:
     interactive session, whose idle hours are not the run's, it is the present moment.
     """
     now = time.monotonic() if now is None else now
-    if _is_interactive():
+    if is_interactive():
         return now
     try:
         with open("/proc/self/stat", encoding="ascii") as stat:
@@ -83,7 +84,6 @@ def process_started(now: float | None = None) -> float:
     return now - age if age > 0 else now
 
 
-def _is_interactive() -> bool:
-    import sys
-
+def is_interactive() -> bool:
+    """Whether this is a Python prompt or a notebook."""
     return hasattr(sys, "ps1") or "ipykernel" in sys.modules

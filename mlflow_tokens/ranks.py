@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from mlflow_tokens.clock import PHASES
 from mlflow_tokens.meter import Reading
@@ -254,8 +254,7 @@ class RankServer:
         connection.close()
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
+class Question(NamedTuple):
     """Which totals are wanted: at the end of `step`, or of the newest step with the seconds of now (`live`).
 
     last: the job is ending, so wait for what each rank says last.

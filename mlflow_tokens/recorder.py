@@ -31,6 +31,9 @@ EXIT_TIMEOUT = 5.0
 #: Seconds between snapshots once the journal has its full size.
 INTERVAL_WHEN_FULL = 3600.0
 
+#: Seconds between two looks at whether a snapshot is asked for.
+LOOK = 0.1
+
 #: Asks all ranks, rank 0 included, and waits at most so many seconds.
 Collect = Callable[[Question, float], Mapping[int, Reading]]
 
@@ -89,6 +92,7 @@ class Recorder:
         self._writers: list[Writer] = []
         self._heartbeat = Heartbeat(now())
         self._moments: queue.SimpleQueue[Moment | Rewind] = queue.SimpleQueue()
+        self._hurry = threading.Event()
         self._ended, self._abandoned = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="mlflow_tokens-recorder", daemon=True)
         self.spool = Spool(lambda seq: replay(read_journal(self._journal_path), seq))
@@ -112,7 +116,10 @@ class Recorder:
             return self._wall_ms / 1000
 
     def put(self, moment: Moment | Rewind) -> None:
-        """Ask for a snapshot, or for a rollback, without waiting for it."""
+        """Ask for a snapshot, or for a rollback, without waiting for it.
+
+        The recorder's thread is not woken, which would be most of the cost: it looks for itself.
+        """
         self._moments.put(moment)
 
     def run_known(self, run: str) -> None:
@@ -136,6 +143,7 @@ class Recorder:
         Returns the last readings: the baseline of a run that follows in this process.
         """
         self._moments.put(moment)
+        self._hurry.set()
         # The recorder's own limits, and some seconds for a machine that is busy.
         if not self._ended.wait(2 * EXIT_TIMEOUT + self._longest_exit()):
             logger.warning("The end of the run could not be recorded in time; %s", self._where_the_rest_is())
@@ -225,8 +233,11 @@ class Recorder:
     def _next(self) -> Moment | Rewind:
         while True:
             try:
-                moment = self._moments.get(timeout=max(0.0, self._heartbeat.seconds_left(self._now())))
+                moment = self._moments.get_nowait()
             except queue.Empty:
+                if (left := self._heartbeat.seconds_left(self._now())) > 0:
+                    self._hurry.wait(min(left, LOOK))
+                    continue
                 self._heartbeat.beat(self._now())
                 return Moment("heartbeat", Question(0, live=True), self._position(), self.wall(), self._now())
             if isinstance(moment, Moment) and moment.kind == "step":
@@ -238,7 +249,7 @@ class Recorder:
             return
         if moment.question.live:
             # It may have waited for its turn, and its seconds are those of now.
-            moment = replace(moment, t_mono=self._now())
+            moment = moment._replace(t_mono=self._now())
         timeout = EXIT_TIMEOUT if moment.kind == "final" else COLLECT_TIMEOUT
         self._readings = self._collect(moment.question, timeout)
         self._seq += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -12,7 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from mlflow_tokens.checkpoint import Checkpoint, checkpoint_of
-from mlflow_tokens.clock import Phase, PhaseClock, process_started
+from mlflow_tokens.clock import Phase, PhaseClock, is_interactive, process_started
 from mlflow_tokens.counting import BatchCounts, Scalar, count_batch, find_fields, given_counts
 from mlflow_tokens.meter import Meter
 from mlflow_tokens.notices import say_once, set_up
@@ -272,12 +273,22 @@ class Tracker:
         self.meter.count(BatchCounts(None, None, None))
 
     def _at_exit(self) -> None:
-        self.close(self._failure or "FINISHED", dying=self._failure is not None)
-        if self._failure == "KILLED":
+        failure = self._failure or _uncaught()
+        self.close(failure or "FINISHED", dying=failure is not None)
+        if failure == "KILLED":
             # After a KeyboardInterrupt Python ends as SIGINT does, which a shell's loop needs to know. It
             # forgets to where code has been compiled from a string since, as imports for the flush do.
             with suppress(KeyboardInterrupt):
                 exec("raise KeyboardInterrupt")
+
+
+def _uncaught() -> str | None:
+    """How the exception that has ended the script ends its run: Python keeps what it has printed last.
+
+    In an interactive session that may be of any earlier line.
+    """
+    error = getattr(sys, "last_value", None)
+    return None if error is None or is_interactive() else status_of(type(error), error)
 
 
 def status_of(kind: type[BaseException] | None, error: BaseException | None = None) -> str:

@@ -7,7 +7,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ TAG_PREFIX = "mlflow_tokens."
 #: What MLflow takes a request: metrics and tags together, and tags.
 MAX_ENTITIES, MAX_TAGS = 1000, 100
 
+_NO_LINK = "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"
 _NAMES = frozenset(spec.name for spec in METRICS if "<" not in spec.name)
 _FAMILIES = tuple(spec.name.partition("<")[0] for spec in METRICS if "<" in spec.name)
 _SQLITE = re.compile(r"(?P<scheme>sqlite(\+\w+)?:///)(?P<path>[^?]+)(?P<options>.*)", re.DOTALL)
@@ -237,7 +238,7 @@ class MlflowSink:
                 self._end(client, run_id, status, end_time)
             else:
                 if client.get_run(run_id).info.status == "RUNNING":
-                    client.set_terminated(run_id, status, _milliseconds(end_time))
+                    _set_terminated(client, run_id, status, end_time)
                 if self._live:
                     _forget_active_run(run_id)
         self._ended = True
@@ -340,9 +341,10 @@ class MlflowSink:
 
         active = mlflow.active_run()
         if active is not None and active.info.run_id == run_id and end_time is None and self._is_fluent():
-            mlflow.end_run(status)
-        else:
-            client.set_terminated(run_id, status, _milliseconds(end_time))
+            with suppress(OSError, ValueError):
+                mlflow.end_run(status)
+                return
+        _set_terminated(client, run_id, status, end_time)
 
     # ---- what the run has -------------------------------------------------------------------------
 
@@ -350,6 +352,25 @@ class MlflowSink:
         if run_id is None:
             return []
         return [metric for metric in client.get_run(run_id).data._metric_objs if is_ours(metric.key)]
+
+
+def _set_terminated(client: Any, run_id: str, status: str, end_time: float | None) -> None:
+    """End a run, also where MLflow cannot print the link to it, which it does first.
+
+    Standard output may be a pipe that nobody reads any more, a full disk, or closed.
+    """
+    try:
+        client.set_terminated(run_id, status, _milliseconds(end_time))
+    except (OSError, ValueError):  # MLflow's own are MlflowException
+        before = os.environ.get(_NO_LINK)
+        os.environ[_NO_LINK] = "true"
+        try:
+            client.set_terminated(run_id, status, _milliseconds(end_time))
+        finally:
+            if before is None:
+                del os.environ[_NO_LINK]
+            else:
+                os.environ[_NO_LINK] = before
 
 
 def _milliseconds(seconds: float | None) -> int | None:
