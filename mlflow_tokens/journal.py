@@ -9,7 +9,6 @@ none of them.
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import weakref
@@ -20,19 +19,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from mlflow_tokens.files import lock
 from mlflow_tokens.records import Quantities, Record, decode, encode
 
 #: Where journals go unless told otherwise, under the working directory.
 DEFAULT_DIRECTORY = Path(".mlflow_tokens")
-#: From this size on, in bytes, a run is recorded once an hour: 50 times what a million steps write.
+#: From this size on, in bytes, a run is recorded once an hour, and at checkpoints up to twice the size.
+#: A million steps write an eighth of it.
 FULL = 64 << 20
 #: Lines that wait in memory while the disk takes none.
 UNWRITTEN = 4096
 #: The last record of a journal lies in its last so many bytes.
 TAIL = 1 << 16
-
-#: What a file system without locks answers.
-_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
 class JournalTaken(OSError):
@@ -139,12 +137,9 @@ class Journal:
 
     def _lock(self) -> None:
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(self._file)
         except BlockingIOError:
             raise JournalTaken(errno.EWOULDBLOCK, "another process is writing it", str(self.path)) from None
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                raise
 
     def forget_in_child(self) -> None:
         """In a forked child: give up the descriptor, which would keep the lock after the parent's death."""

@@ -19,7 +19,15 @@ from mlflow_tokens.meter import Reading
 from mlflow_tokens.metrics import Snapshot
 from mlflow_tokens.notices import logger, say_once
 from mlflow_tokens.ranks import Question
-from mlflow_tokens.records import PriceSet, Quantities, Record, RunBound, SegmentEnd, SegmentStart
+from mlflow_tokens.records import (
+    PriceSet,
+    Quantities,
+    Record,
+    RunBound,
+    SegmentEnd,
+    SegmentStart,
+    SnapshotKind,
+)
 from mlflow_tokens.resume import HistoryOf, past_records, unknown_past
 from mlflow_tokens.sinks.writer import Writer
 from mlflow_tokens.spool import RECENT, Spool
@@ -245,7 +253,7 @@ class Recorder:
             return moment
 
     def _take(self, moment: Moment) -> None:
-        if moment.kind != "final" and self._journal_is_full():
+        if moment.kind != "final" and self._journal_is_full(moment.kind):
             return
         if moment.question.live:
             # It may have waited for its turn, and its seconds are those of now.
@@ -327,9 +335,10 @@ class Recorder:
                 error,
             )
 
-    def _journal_is_full(self) -> bool:
+    def _journal_is_full(self, kind: SnapshotKind) -> bool:
+        """Whether this snapshot is left out. A checkpoint's is not: a job may resume from it."""
         journal = self._journal
-        if journal is None or journal.size < FULL:
+        if journal is None or journal.size < (2 * FULL if kind == "checkpoint" else FULL):
             return False
         say_once("full", "The journal %s has its full size; one snapshot an hour from here on.", journal.path)
         return self._now() - self._last_taken < INTERVAL_WHEN_FULL

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from mlflow_tokens.aggregate import Moment
@@ -19,6 +20,16 @@ from mlflow_tokens.recorder import EXIT_TIMEOUT, Rewind
 from mlflow_tokens.records import RunBound, SnapshotKind
 from mlflow_tokens.sinks.mlflow import active_binding
 from mlflow_tokens.team import Team
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """A checkpoint, and where the meter and the axis stood when it was loaded."""
+
+    checkpoint: Checkpoint
+    step: int
+    micro_batches: int
+    position: int
 
 
 class Runs:
@@ -38,12 +49,18 @@ class Runs:
         self._earlier_steps = 0
         self._checkpoint: Checkpoint | None = None
         self._resumes_from: Checkpoint | None = None
+        self._loaded: _Loaded | None = None
         self._baseline: Mapping[int, Reading] = {}
         self._cadence = Cadence(options.log_every_steps)
 
     def step_ended(self) -> None:
         """A step has ended: ask for a snapshot if one is due."""
-        if not self._closed and self._records:
+        if self._closed:
+            return
+        loaded, self._loaded = self._loaded, None
+        if loaded is not None:
+            self._rewind(loaded)
+        if self._records:
             self._snapshot(self._cadence.after_step(self.steps, self._micro_batches()))
 
     def script_logged(self, run_id: str | None, script_step: int) -> None:
@@ -82,6 +99,8 @@ class Runs:
 
     def checkpoint(self) -> Checkpoint:
         """Where training is now, written down in the journal under just that name (on rank 0)."""
+        if self._loaded is not None:
+            return self._loaded.checkpoint
         step, before = self.steps, self._checkpoint
         if before is not None and (before.step == step or self._closed or not self._trained()):
             return before
@@ -96,17 +115,18 @@ class Runs:
         return self._checkpoint
 
     def resume(self, checkpoint: Checkpoint) -> None:
-        """Training goes on from a checkpoint: of this process, of an earlier one, or of another run."""
-        if self._run is None and self._trained() and self._records:
-            self._begin_run(active_binding())
-        steps, run = self.steps, self._run
-        if run is None:
-            self._resumes_from = checkpoint
-        else:
-            run.recorder.put(Rewind(checkpoint, self._moment(run, "checkpoint", self._position())))
-        self._earlier_steps += checkpoint.step - steps
+        """A checkpoint is loaded: of this process, of an earlier one, or of another run.
+
+        Where this process has trained already, nothing is thrown away before it trains on: what is loaded
+        may be the best checkpoint, to be evaluated.
+        """
         self._checkpoint = checkpoint
-        self._cadence.rewind(checkpoint.step, self._micro_batches(), checkpoint.position)
+        if self._trained():
+            meter = self._meter
+            self._loaded = _Loaded(checkpoint, meter.current_step, meter.micro_batches, self._position())
+        else:
+            self._resumes_from = checkpoint
+            self._go_to(checkpoint, self.steps, self._micro_batches())
 
     def close(self, status: str, *, dying: bool) -> None:
         """End the run that is recorded, and record no other. May raise; waits a few seconds at most.
@@ -130,6 +150,22 @@ class Runs:
     def _micro_batches(self) -> int:
         first = self._baseline.get(0)
         return self._earlier_steps + self._meter.micro_batches - (first.micro_batches if first else 0)
+
+    def _rewind(self, loaded: _Loaded) -> None:
+        """The first step after a checkpoint was loaded has ended: what came after the checkpoint is lost."""
+        meter = self._meter
+        if self._records:
+            run = self._run or self._begin_run(active_binding())
+            before = self._moment(run, "checkpoint", loaded.position, question=Question(loaded.step))
+            run.recorder.put(Rewind(loaded.checkpoint, before))
+        self._checkpoint = loaded.checkpoint
+        since = meter.current_step - loaded.step, meter.micro_batches - loaded.micro_batches
+        self._go_to(loaded.checkpoint, self.steps - since[0], self._micro_batches() - since[1])
+
+    def _go_to(self, checkpoint: Checkpoint, steps: int, micro_batches: int) -> None:
+        self._earlier_steps += checkpoint.step - steps
+        micro_batches += checkpoint.step - steps
+        self._cadence.rewind(checkpoint.step, micro_batches, checkpoint.position)
 
     def _snapshot(self, position: int | None) -> None:
         if position is None:
@@ -167,7 +203,7 @@ class Runs:
 
     def _end_run(self, status: str, *, dying: bool = False) -> None:
         with self._lock:
-            run = self._run
+            run, self._loaded = self._run, None
             if run is None:
                 if not self._records or not (dying or self._trained()):
                     return

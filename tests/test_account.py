@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from mlflow_tokens.account import Account, account_of
 from mlflow_tokens.metrics import HEARTBEAT_METRICS, METRICS, derive
+from mlflow_tokens.records import CarriedOver
 from tests.journals import price, quantities, segment
 
 
@@ -159,6 +160,28 @@ def test_counts_beyond_32_bits_and_beyond_a_double_survive() -> None:
     assert account_of([segment(), quantities(train=1.0, computed=10_251_184_259)]).computed == 10_251_184_259
     exact = derive(account_of([segment(), quantities(train=1.0, computed=2**53 + 1)]), Account(), "step")
     assert exact.counts["tokens/computed"] == 2**53 + 1
+
+
+def test_no_gap_is_charged_after_totals_that_go_beyond_the_journal() -> None:
+    """Until when MLflow's history goes is not known; what it has of the gap would be billed twice."""
+    carried = CarriedOver(
+        "run", "a", 20, "history", 20, 20, 30.0, 30.0, {"computed": 300, "valid": 300, "effective": 300},
+        {"cpu-worker": {"train": 30.0}}, "USD", (("train", "surviving", Decimal(30)),),
+    )  # fmt: skip
+    held = {"allocation": "node", "boot": "boot"}
+    account = account_of(
+        [
+            segment("a", **held),
+            price("3600 USD/device-hour"),
+            quantities("a", train=10.0, t_mono=10.0, computed=100, valid=100),
+            carried,
+            segment("b", **held),
+            price("3600 USD/device-hour"),
+            quantities("b", train=5.0, t_mono=100.0, computed=50, valid=50, rewinds=1),
+        ]
+    )
+    assert account.cost == 35
+    assert (account.device_seconds_total, account.gap_seconds, account.computed) == (35.0, 0.0, 350)
 
 
 def test_tokens_of_a_segment_whose_start_is_damaged_count_and_its_cost_is_unknown() -> None:

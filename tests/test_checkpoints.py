@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,26 @@ def test_modelcheckpoint_is_resumed_in_its_run(stored: Stored, tmp_path: Path) -
     # Three epochs and one; of the first three one survives. An epoch has 5 batches of 24 tokens.
     assert metrics["tokens/computed"] == 4 * 5 * 24
     assert metrics["tokens/effective"] == 2 * 5 * 24
+
+
+@pytest.mark.parametrize("trains_on", [False, True])
+def test_the_best_checkpoint_throws_nothing_away_until_training_goes_on(
+    stored: Stored, tmp_path: Path, *, trains_on: bool
+) -> None:
+    mlflow_tokens.autolog(pad="none", log_every_steps=2)
+    model = hapi_model()
+    fit(model, 2, tmp_path / "saved")
+    model.load(str(tmp_path / "saved" / "0"))
+    model.evaluate(Texts(), batch_size=ROWS, verbose=0)
+    model.save(str(tmp_path / "best"))
+    state = json.loads((tmp_path / "best.mlflow_tokens.json").read_text())
+    assert state == json.loads((tmp_path / "saved" / "0.mlflow_tokens.json").read_text())
+    if trains_on:
+        fit(model, 1)
+    mlflow_tokens.autolog(disable=True)
+    metrics = stored.metrics()
+    assert metrics["tokens/computed"] == (3 if trains_on else 2) * BATCHES * ROWS * WIDTH
+    assert metrics["tokens/effective"] == 2 * BATCHES * ROWS * WIDTH
 
 
 def test_weights_alone_resume_nothing(stored: Stored, tmp_path: Path) -> None:

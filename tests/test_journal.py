@@ -35,6 +35,13 @@ def write(path: Path, records: list[Record]) -> None:
     journal.close()
 
 
+def test_a_journal_that_was_renamed_meanwhile_is_not_made_anew(tmp_path: Path) -> None:
+    """An empty one beside it would be found in its place by the next resume."""
+    with pytest.raises(FileNotFoundError):
+        Journal(tmp_path / "segment.jsonl", create=False)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_what_goes_in_comes_out(tmp_path: Path) -> None:
     write(tmp_path / "deep" / "run.jsonl", EVERYTHING)
     assert list(read_journal(tmp_path / "deep" / "run.jsonl")) == EVERYTHING

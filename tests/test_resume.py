@@ -244,3 +244,19 @@ def test_a_state_that_nobody_understands_costs_a_line_at_most(
     tracker.close()
     check_totals(stored.metrics(), 2, 2)
     assert capsys.readouterr().err.count("does not say where it was saved") == bool(state)
+
+
+def test_a_run_whose_id_never_reached_the_journal_is_gone_on_with(stored: Stored, tmp_path: Path) -> None:
+    """Killed while the answer that names the run was on its way."""
+    state = crash_at_35(tmp_path)
+    run = stored.only_run().info.run_id
+    (path,) = tmp_path.glob("*.jsonl")
+    nameless = [line for line in path.read_text().splitlines(keepends=True) if run not in line]
+    path.with_name(f"{state['segment']}.jsonl").write_text("".join(nameless))
+    path.unlink()
+    tracker = start(tmp_path)
+    tracker.load_state_dict({**state, "run": None})
+    steps(tracker, 5)
+    tracker.close()
+    assert stored.only_run().info.run_id == run
+    check_totals(stored.metrics(), 35 + 5, 20 + 5)

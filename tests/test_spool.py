@@ -146,12 +146,17 @@ def test_a_sink_that_never_comes_back_stops_no_other_and_is_said_to_be_late() ->
 
 
 def test_a_question_is_answered_on_the_writers_thread_before_anything_is_written() -> None:
-    spool, _ = new_spool()
+    spool, on_disk = new_spool()
     sink = FlakySink()
     writer = Writer(sink, spool)
     asked = writer.ask(lambda: (threading.current_thread().name, list(sink.points)))
     assert asked.result(timeout=30) == ("mlflow_tokens-flaky", [])
+    # Nor does it begin before it is told where: a run that is resumed would be written from its start.
+    writer.ask(lambda: None).result(timeout=30)
+    on_disk += JOURNAL
+    spool.begin(JOURNAL[192:], delivered=True)
     with pytest.raises(ZeroDivisionError):
         writer.ask(lambda: 1 / 0).result(timeout=30)
     writer.end(None, "FINISHED")
     assert writer.wait(time.monotonic() + 60)
+    assert sink.points == []

@@ -10,9 +10,9 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
 
+from mlflow_tokens.files import append_whole
 from mlflow_tokens.metrics import Point, Snapshot
 from mlflow_tokens.sinks.base import EXIT_TIMEOUT_LOCAL
-from mlflow_tokens.sinks.visualdl_records import append_whole
 
 #: Version of the lines; in the first one of a file.
 SCHEMA = 1

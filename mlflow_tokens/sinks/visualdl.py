@@ -7,7 +7,6 @@ curves. What must be exact is in `mlflow_tokens.json` in the same directory.
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import math
 import os
@@ -16,18 +15,16 @@ from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from pathlib import Path
 
+from mlflow_tokens.files import append_whole, lock
 from mlflow_tokens.metrics import Point, Snapshot
 from mlflow_tokens.sinks.base import EXIT_TIMEOUT_LOCAL
-from mlflow_tokens.sinks.visualdl_records import append_whole, encode_points, read_points, repair
+from mlflow_tokens.sinks.visualdl_records import encode_points, read_points, repair
 
 #: A directory of our own: of several record files in one directory VisualDL shows only the last.
 SUBDIRECTORY = "tokens"
 FILE_NAME = "vdlrecords.tokens.log"
 SIDECAR_NAME = "mlflow_tokens.json"
 LOCK_NAME = ".lock"
-
-#: What a file system without locks answers.
-_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
 def require_visualdl() -> None:
@@ -162,14 +159,13 @@ class _Lock:
             self.release()  # the directory was removed, and the lock with it
         file = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o644)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(file)
         except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                os.close(file)
-                if isinstance(error, BlockingIOError):
-                    message = "another job writes its VisualDL logs to this directory"
-                    raise OSError(errno.EBUSY, message, str(self._path.parent)) from None
-                raise
+            os.close(file)
+            if isinstance(error, BlockingIOError):
+                message = "another job writes its VisualDL logs to this directory"
+                raise OSError(errno.EBUSY, message, str(self._path.parent)) from None
+            raise
         self._file = file
         _held.add(self)
 
@@ -186,8 +182,8 @@ _held: set[_Lock] = set()
 
 def _let_go_in_child() -> None:
     """A forked child (a worker that loads data, say) would keep the lock after its parent's death."""
-    for lock in list(_held):
-        lock.release()
+    for held in list(_held):
+        held.release()
 
 
 os.register_at_fork(after_in_child=_let_go_in_child)

@@ -17,7 +17,6 @@ import os
 import shutil
 import struct
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,25 +42,6 @@ def encode_points(points: Iterable[tuple[Point, float]], head: bool) -> bytes:
             head = False
         writer.write(scalar(tag=name, value=value, step=step, walltime=walltime).SerializeToString())
     return buffer.getvalue()
-
-
-def append_whole(file: int, data: bytes, size: int) -> None:
-    """Append to a file of `size` bytes all of `data`, or else nothing.
-
-    It is with the operating system when this returns: a killed process keeps it.
-
-    Raises:
-        OSError: the disk does not take it.
-    """
-    rest = memoryview(data)
-    try:
-        while rest:
-            rest = rest[os.write(file, rest) :]
-    except OSError:
-        # Where even that fails, the next write finds the half record, and the caller what is stored.
-        with suppress(OSError):
-            os.ftruncate(file, size)
-        raise
 
 
 def read_points(path: Path) -> Iterator[Point]:

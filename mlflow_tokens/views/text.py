@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-LANGUAGES = ("en", "zh")
-
 TEXT: dict[str, dict[str, str]] = {
     "en": {
         "title": "Token cost",
