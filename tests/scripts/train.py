@@ -206,7 +206,7 @@ say("RECOUNT")
 if options.end == "raise":
     raise RuntimeError("the script fails")
 if options.end == "interrupt":
-    os.kill(os.getpid(), 2)
+    signal.raise_signal(signal.SIGINT)  # a signal to the process may reach another thread first, and late
     sys.exit("SIGINT was swallowed")
 if options.end == "exit":
     sys.exit(3)
