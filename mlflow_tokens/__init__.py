@@ -10,15 +10,17 @@ if TYPE_CHECKING:
     from mlflow_tokens.comparison.frame import compare
     from mlflow_tokens.counting import BatchCounts
     from mlflow_tokens.paddle.autolog import autolog
+    from mlflow_tokens.paddle.trainer_callback import TrainerCallback
     from mlflow_tokens.pricing.price import Price
     from mlflow_tokens.tracker import Tracker, current
 
-__all__ = ["BatchCounts", "Price", "Tracker", "autolog", "compare", "current"]
+__all__ = ["BatchCounts", "Price", "Tracker", "TrainerCallback", "autolog", "compare", "current"]
 
 _HOME = {
     "BatchCounts": "mlflow_tokens.counting",
     "Price": "mlflow_tokens.pricing.price",
     "Tracker": "mlflow_tokens.tracker",
+    "TrainerCallback": "mlflow_tokens.paddle.trainer_callback",
     "autolog": "mlflow_tokens.paddle.autolog",
     "compare": "mlflow_tokens.comparison.frame",
     "current": "mlflow_tokens.tracker",

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
+from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
 #: What a file system without locks answers.
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
@@ -45,3 +49,14 @@ def append_whole(file: int, data: bytes, size: int) -> None:
         with suppress(OSError):
             os.ftruncate(file, size)
         raise
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a small file of which no half is ever seen.
+
+    Raises:
+        OSError: the directory does not exist, or the disk does not take it.
+    """
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(json.dumps(value), "utf-8")
+    os.replace(partial, path)

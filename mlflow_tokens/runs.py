@@ -41,7 +41,7 @@ class Runs:
     def __init__(self, meter: Meter, team: Team, options: Options) -> None:
         self._meter = meter
         self._team = team
-        self._options = options
+        self.options = options
         self._records = team.job.rank == 0
         self._lock = threading.RLock()
         self._closed = False
@@ -188,8 +188,8 @@ class Runs:
         self._checkpoint = checkpoint
         self._run = open_run(
             bound,
-            describe_segment(self._team.job, self._options),
-            self._options,
+            describe_segment(self._team.job, self.options),
+            self.options,
             collect=self._team.collect,
             baseline=self._baseline,
             checkpoint=checkpoint,
@@ -225,7 +225,7 @@ class Runs:
         self._baseline = self._with_own_newest(run.recorder.end(moment))
         self._team.hurry(False)
         self._earlier_steps = 0
-        self._cadence = Cadence(self._options.log_every_steps)
+        self._cadence = Cadence(self.options.log_every_steps)
 
     def _with_own_newest(self, readings: Mapping[int, Reading]) -> Mapping[int, Reading]:
         """Where the end could not be recorded in time, what was done is still not the next run's."""

@@ -9,12 +9,13 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
 from mlflow_tokens.checkpoint import Checkpoint, checkpoint_of
 from mlflow_tokens.clock import Phase, PhaseClock, is_interactive, process_started
-from mlflow_tokens.counting import BatchCounts, Scalar, count_batch, find_fields, given_counts
+from mlflow_tokens.counting import BatchCounts, PadPolicy, Scalar, count_batch, find_fields, given_counts
 from mlflow_tokens.meter import Meter
 from mlflow_tokens.notices import say_once, set_up
 from mlflow_tokens.options import Options, check_options, price_advice
@@ -236,6 +237,11 @@ class Tracker:
             what = "Tokens are" if counts.computed is None else "Valid tokens are"
             say_once("unknown", "%s unknown: %s.", what, counts.reason)
         self.meter.count(counts)
+
+    def learn(self, pad_policy: PadPolicy) -> None:
+        """How padding is told from text turns out to be known, from the batches to come on."""
+        self.options = replace(self.options, pad_policy=pad_policy)
+        self.runs.options = self.options
 
     def trains(self) -> None:
         """A micro-batch goes into a model that may be the trained one: startup or evaluation is over."""

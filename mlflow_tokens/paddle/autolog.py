@@ -19,6 +19,7 @@ from mlflow_tokens.options import check_options
 from mlflow_tokens.paddle.checkpoint_hooks import CheckpointHooks
 from mlflow_tokens.paddle.model_hooks import ModelHooks
 from mlflow_tokens.paddle.step_hooks import StepHooks, optimizer_classes
+from mlflow_tokens.paddle.trainer_hooks import TrainerHooks
 from mlflow_tokens.pricing import Price
 from mlflow_tokens.script_hooks import ScriptHooks
 from mlflow_tokens.tracker import Tracker
@@ -89,6 +90,11 @@ def _autolog(disable: bool = False, silent: bool = False, **options: Any) -> Tra
     return tracker
 
 
+def is_installed() -> bool:
+    """Whether the hooks of an `autolog()` are in."""
+    return _installed is not None
+
+
 def _uninstall() -> None:
     global _installed
     if _installed is not None:
@@ -105,6 +111,7 @@ class _Hooks:
         self._models = ModelHooks(tracker, optimizer_classes())
         self._steps = StepHooks(tracker, self._models, self._obey_mlflow)
         self._checkpoints = CheckpointHooks(tracker)
+        self._trainers = TrainerHooks(tracker, self._models)
         self._script = ScriptHooks(tracker)
 
     def install(self) -> None:
@@ -116,12 +123,14 @@ class _Hooks:
         self._models.install()
         self._steps.install()
         self._checkpoints.install()
+        self._trainers.install()
         self._script.install()
 
     def remove(self) -> None:
         self._models.remove()
         self._steps.remove()
         self._checkpoints.remove()
+        self._trainers.remove()
         self._script.remove()
         self._tracker.close()
 

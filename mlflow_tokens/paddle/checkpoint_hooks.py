@@ -9,6 +9,7 @@ from typing import Any
 
 import paddle
 
+from mlflow_tokens.files import write_json
 from mlflow_tokens.notices import say_once
 from mlflow_tokens.patches import Patches
 from mlflow_tokens.tracker import Tracker
@@ -39,7 +40,7 @@ class CheckpointHooks:
         # Of all nodes that save, only that of global rank 0 knows the run.
         if training and self._tracker.meter.rank == 0:
             try:
-                _write(_sidecar(path), self._tracker.state_dict())
+                write_json(_sidecar(path), self._tracker.state_dict())
             except Exception as error:
                 say_once("sidecar", "Where checkpoint %s was saved could not be noted: %s", path, error)
         return result
@@ -62,9 +63,3 @@ class CheckpointHooks:
 def _sidecar(path: str) -> Path:
     prefix, ending = os.path.splitext(path)
     return Path((prefix if ending in _ENDINGS else path) + SUFFIX)
-
-
-def _write(path: Path, state: dict[str, Any]) -> None:
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(state), "utf-8")
-    os.replace(partial, path)

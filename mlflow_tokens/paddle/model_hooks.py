@@ -58,7 +58,8 @@ class ModelHooks:
     def __init__(self, tracker: Tracker, optimizer_classes: frozenset[type[Any]]) -> None:
         self._tracker = tracker
         self._optimizer_classes = optimizer_classes
-        self._policy = tracker.options.pad_policy
+        self.refine: Callable[[BatchCounts], BatchCounts] | None = None
+        """What a loop knows of the next micro-batch that the model is not told."""
         self._depth = threading.local()
         self._candidates: dict[int, _Candidate] = {}
         self._newest_is_candidate = False
@@ -200,13 +201,14 @@ class ModelHooks:
             }
             fields = find_fields({**named, **kwargs})
         with paddle.no_grad():
-            counts = count_batch(fields, self._policy)
+            counts = count_batch(fields, self._tracker.options.pad_policy)
         if counts.computed is None:
             called = f"{counts.reason} that {type(layer).__name__} was called with"
             return replace(
                 counts, reason=f"{called}; name it input_ids, or count by hand with mlflow_tokens.Tracker"
             )
-        return counts
+        refine, self.refine = self.refine, None
+        return counts if refine is None else refine(counts)
 
     def _names_of(self, layer: Any) -> tuple[str, ...]:
         """Names of the positional parameters of `forward`; of the wrapped model where a wrapper hides it."""
