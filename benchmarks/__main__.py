@@ -25,7 +25,7 @@ def main() -> None:
         status.update("what emitting a snapshot costs the training thread")
         for text, between in (("at once", _nothing), ("after 2 ms of reading memory", live.cold_caches())):
             for what, value in live.emit(folder, between=between).items():
-                limit = "" if what.startswith("a step without") else "50"
+                limit = "50" if what.startswith("a snapshot") else ""
                 lines.append((f"training thread, {text}: {what}, µs", f"{value:.1f}", limit))
         status.update("memory, rows and the journal of a million steps")
         lines.append(

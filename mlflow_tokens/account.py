@@ -8,6 +8,7 @@ from decimal import Decimal
 from functools import reduce
 from typing import Literal
 
+from mlflow_tokens.lengths import Lengths
 from mlflow_tokens.pricing.price import Price
 from mlflow_tokens.records import CarriedOver, PriceSet, Quantities, Record, Rollback, SegmentStart
 
@@ -16,6 +17,8 @@ Fate = Literal["surviving", "rolled_back"]
 #: Seconds by device type and phase, over all ranks.
 DeviceSeconds = Mapping[tuple[str, str], float]
 Cells = Mapping[tuple[str, Fate], Decimal]
+#: By kind: computed and valid.
+SourceTokens = Mapping[str, int]
 
 #: Phases that no rollback takes back: they made no part of a model.
 OVERHEAD = ("startup", "restart")
@@ -41,6 +44,9 @@ class Account:
 
     busy: wall seconds of train and data_wait. high_water: the largest position on the axis so far.
     rolled_back: valid tokens that a rollback took from the history; None if unknown.
+    skipped: valid tokens of steps that the optimizer left out. routed: tokens x experts.
+    by_source: tokens by data source and kind. lengths: of the rows since the segment began, as finely as
+        its last live record had them.
     device_seconds: by (device type, phase), all segments together.
     gap_seconds: device-seconds between allocations, when the machines may have been released; not billed.
     cells: money by (phase, fate) in `currency`; they add up to `cost` exactly.
@@ -61,6 +67,10 @@ class Account:
     valid: int | None = 0
     trained: int | None = 0
     rolled_back: int | None = 0
+    skipped: int | None = 0
+    routed: int | None = 0
+    by_source: Mapping[str, SourceTokens] | None = field(default_factory=dict)
+    lengths: Lengths | None = None
     device_seconds: DeviceSeconds = field(default_factory=dict)
     gap_seconds: float = 0.0
     cells: Cells = field(default_factory=dict)
@@ -79,8 +89,10 @@ class Account:
 
     @property
     def effective(self) -> int | None:
-        """Valid tokens of the surviving history."""
-        return None if self.valid is None or self.rolled_back is None else self.valid - self.rolled_back
+        """Valid tokens that made a step, of the surviving history."""
+        if self.valid is None or self.rolled_back is None or self.skipped is None:
+            return None
+        return self.valid - self.skipped - self.rolled_back
 
     @property
     def complete(self) -> bool:
@@ -129,7 +141,9 @@ def fold(account: Account, record: Record) -> Account:
     if isinstance(record, SegmentStart):
         # What the devices of a new segment cost has to be said anew.
         before = replace(account, before_segment=None, past_known=account.past_known and account.complete)
-        return replace(before, segment=record, price=None, ranks_reporting=0, before_segment=before)
+        return replace(
+            before, segment=record, price=None, ranks_reporting=0, lengths=None, before_segment=before
+        )
     if isinstance(record, PriceSet):
         currency = record.price.currency
         mixed = account.mixed_currencies or account.currency not in (None, currency)
@@ -158,7 +172,7 @@ def _add_quantities(account: Account, record: Quantities) -> Account:
     assert segment is not None
     if account.rewinds != record.rewinds:
         # A record that changed the history is damaged: what it said is not known.
-        before = replace(before, computed=None, valid=None, trained=None)
+        before = replace(before, computed=None, valid=None, trained=None, routed=None, by_source=None)
         account = replace(account, before_segment=before, past_known=False, fates_known=False)
     if (account.t_mono, account.t_wall) == (before.t_mono, before.t_wall):
         account = _charge_gap(account, before, segment, record)
@@ -187,6 +201,10 @@ def _add_quantities(account: Account, record: Quantities) -> Account:
         computed=_plus(before.computed, record.tokens.get("computed")),
         valid=_plus(before.valid, record.tokens.get("valid")),
         trained=_plus(before.trained, record.tokens.get("trained")),
+        skipped=_plus(before.skipped, record.skipped),
+        routed=_plus(before.routed, record.routed),
+        by_source=_add_sources(before.by_source, record.by_source),
+        lengths=record.lengths if record.kind in ("heartbeat", "final") else account.lengths,
         device_seconds=held,
         cells=cells,
         unpriced_seconds=unpriced,
@@ -234,8 +252,8 @@ def _roll_back(account: Account, record: Rollback) -> Account:
     if milestone is None and record.to_step == 0:
         milestone = Milestone(record.to_segment, 0, 0, 0, {})
     effective = record.effective if milestone is None else milestone.effective
-    known = account.valid is not None and effective is not None
-    rewound = replace(rewound, rolled_back=account.valid - effective if known else None)  # type: ignore[operator]
+    made_a_step = _minus(account.valid, account.skipped)
+    rewound = replace(rewound, rolled_back=_minus(made_a_step, effective))
     if milestone is None:
         return replace(rewound, fates_known=False)
     cells: dict[tuple[str, Fate], Decimal] = {}
@@ -268,7 +286,10 @@ def _carry_over(account: Account, record: CarriedOver) -> Account:
         computed=record.tokens.get("computed"),
         valid=valid,
         trained=record.tokens.get("trained"),
-        rolled_back=None if valid is None or effective is None else valid - effective,
+        rolled_back=_minus(valid, effective),
+        skipped=0,
+        routed=record.tokens.get("routed", 0 if record.source == "journal" else None),
+        by_source=record.by_source,
         device_seconds=device_seconds,
         cells=cells,
         gap_seconds=record.gap_seconds,
@@ -320,6 +341,27 @@ def _merge(before: DeviceSeconds, segment: Mapping[str, Mapping[str, float]]) ->
             key = (device_type, phase)
             total[key] = total.get(key, 0.0) + seconds
     return total
+
+
+def _add_sources(
+    before: Mapping[str, SourceTokens] | None, segment: Mapping[str, SourceTokens]
+) -> Mapping[str, SourceTokens] | None:
+    """A kind that is missing on one side of a source is unknown, unless that side has no such source."""
+    if before is None or not segment:
+        return before
+    total = dict(before)
+    for name, tokens in segment.items():
+        earlier = before.get(name)
+        total[name] = (
+            tokens
+            if earlier is None
+            else {kind: earlier[kind] + tokens[kind] for kind in earlier.keys() & tokens.keys()}
+        )
+    return total
+
+
+def _minus(whole: int | None, part: int | None) -> int | None:
+    return None if whole is None or part is None else whole - part
 
 
 def _plus(before: int | None, segment: int | None) -> int | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from mlflow_tokens.clock import PHASES
+from mlflow_tokens.lengths import Lengths, merge, since
 from mlflow_tokens.meter import Reading
 from mlflow_tokens.ranks import Question
 from mlflow_tokens.records import Quantities, SegmentStart, SnapshotKind
@@ -56,12 +57,8 @@ def quantities(
     tokens: dict[str, int] = {}
     complete = len(readings) == segment.world_size
     for kind in ("computed", "valid", "trained") if complete else ():
-        parts = [
-            _since(getattr(reading, kind), baseline.get(rank), kind) for rank, reading in readings.items()
-        ]
-        known = [part for part in parts if part is not None]
-        if len(known) == len(parts):
-            tokens[kind] = sum(known)
+        if (total := _total(readings, baseline, kind)) is not None:
+            tokens[kind] = total
     seconds = {
         phase: round(
             sum(
@@ -89,7 +86,43 @@ def quantities(
         tokens=tokens,
         device_seconds={segment.device_type: {phase: held for phase, held in seconds.items() if held}},
         rewinds=past.rewinds,
+        skipped=_total(readings, baseline, "skipped"),
+        routed=_total(readings, baseline, "routed"),
+        by_source=_by_source(readings, baseline) if complete else {},
+        lengths=_lengths(readings, baseline, fine=moment.question.live),
     )
+
+
+def _total(readings: Mapping[int, Reading], baseline: Mapping[int, Reading], kind: str) -> int | None:
+    parts = [_since(getattr(reading, kind), baseline.get(rank), kind) for rank, reading in readings.items()]
+    known = [part for part in parts if part is not None]
+    return sum(known) if len(known) == len(parts) else None
+
+
+def _by_source(readings: Mapping[int, Reading], baseline: Mapping[int, Reading]) -> dict[str, dict[str, int]]:
+    """A rank that never had a source has 0 tokens of it; a kind that one rank does not know is left out."""
+    found: dict[str, dict[str, int]] = {}
+    for name in sorted({name for reading in readings.values() for name in reading.by_source}):
+        parts = []
+        for rank, reading in readings.items():
+            now = reading.by_source.get(name, (0, 0))
+            first = baseline[rank].by_source.get(name, (0, 0)) if rank in baseline else (0, 0)
+            parts.append([None if a is None or b is None else a - b for a, b in zip(now, first, strict=True)])
+        found[name] = {
+            kind: sum(column)  # type: ignore[arg-type]
+            for kind, column in zip(("computed", "valid"), zip(*parts, strict=True), strict=True)
+            if None not in column
+        }
+    return found
+
+
+def _lengths(readings: Mapping[int, Reading], baseline: Mapping[int, Reading], *, fine: bool) -> Lengths:
+    parts = []
+    for rank, reading in readings.items():
+        now = reading.lengths
+        before = baseline[rank].lengths if rank in baseline else Lengths()
+        parts.append(since(now, before) if fine else since(now.by_octave(), before.by_octave()))
+    return merge(parts)
 
 
 def _since(total: int | None, first: Reading | None, kind: str) -> int | None:

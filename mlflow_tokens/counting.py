@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 #: A count that may still be on the device: an int, or a 0-d integer array.
@@ -57,6 +57,13 @@ class BatchCounts:
     label_sizes: frozenset[int] = frozenset()
     """How many labels a token-level loss over this batch may be given: one a position, or one less a row."""
     reason: str | None = None
+    rows: int | None = None
+    width: int | None = None
+    """The shape of the ids, where they have rows."""
+    lengths: Any = None
+    """Valid tokens of each row, an array on the device; only where it was asked for."""
+    by_source: Mapping[str, tuple[Scalar | None, Scalar | None]] = field(default_factory=dict)
+    """Computed and valid tokens of each data source that was named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +76,14 @@ class Fields:
     labels: Any = None
 
 
-def count_batch(fields: Fields, policy: PadPolicy) -> BatchCounts:
+def count_batch(fields: Fields, policy: PadPolicy, *, by_row: bool = False) -> BatchCounts:
     """Count the tokens of one micro-batch.
 
     computed: all positions of all ids, padding included.
     valid: the mask's, else those whose id is not the stated pad id, else unknown.
     trained: labels != ignore_index; unknown while no labels are seen.
+
+    by_row: give the valid tokens of each row as well, of the first ids (an encoder's).
     """
     if not fields.ids:
         return BatchCounts(None, None, None, reason="no token ids were recognised in the batch")
@@ -89,14 +98,19 @@ def count_batch(fields: Fields, policy: PadPolicy) -> BatchCounts:
         trained = count_labels(fields.labels, policy.ignore_index, label_sizes)
     masks = (fields.mask, fields.decoder_mask)
     valid: Scalar | None = 0
-    reason = None
+    reason = lengths = rows = width = None
+    if len(fields.ids[0].shape) == 2:
+        rows, width = fields.ids[0].shape
     for index, (ids, total) in enumerate(zip(fields.ids, sizes, strict=True)):
-        part, why = _valid(ids, total, masks[min(index, 1)], policy)
+        rowwise = by_row and index == 0 and rows is not None
+        part, why = _valid(ids, total, masks[min(index, 1)], policy, rowwise)
         if part is None:
             valid, reason = None, why
             break
+        if rowwise and is_array(part):
+            lengths, part = part, part.sum()
         valid = valid + part
-    return BatchCounts(sum(sizes), valid, trained, label_sizes, reason)
+    return BatchCounts(sum(sizes), valid, trained, label_sizes, reason, rows, width, lengths)
 
 
 def given_counts(computed: Any, valid: Any, trained: Any) -> BatchCounts:
@@ -212,17 +226,22 @@ def _label_sizes(ids: Any, total: int) -> tuple[int, int]:
 Known = tuple[Scalar, None] | tuple[None, str]
 
 
-def _valid(ids: Any, total: int, mask: Any, policy: PadPolicy) -> Known:
+def _valid(ids: Any, total: int, mask: Any, policy: PadPolicy, by_row: bool) -> Known:
+    """Valid tokens: all in one or, where by_row is set and padding is not stated away, of each row."""
     if policy.none or total == 0:
         return total, None
     if mask is not None:
-        return _valid_by_mask(ids, mask)
+        return _valid_by_mask(ids, mask, by_row)
     if policy.pad_token_id is not None:
-        return (ids != policy.pad_token_id).sum(), None
+        return _count_true(ids != policy.pad_token_id, ids, by_row), None
     return None, ('there is no attention mask; state pad_token_id=…, or pad="none" for packed data')
 
 
-def _valid_by_mask(ids: Any, mask: Any) -> Known:
+def _count_true(condition: Any, ids: Any, by_row: bool) -> Scalar:
+    return condition.reshape(list(ids.shape)).sum(-1) if by_row else condition.sum()
+
+
+def _valid_by_mask(ids: Any, mask: Any, by_row: bool) -> Known:
     if not is_array(mask):
         return None, f"the attention mask is a {type(mask).__name__}, not an array"
     # A key-padding mask says one thing a position: [B, S], or [B, 1, 1, S] for broadcasting over heads.
@@ -232,8 +251,9 @@ def _valid_by_mask(ids: Any, mask: Any) -> Known:
         shape = "x".join(map(str, mask.shape))
         return None, f"an attention mask of shape {shape} is not one value a position; state pad_token_id=…"
     if "float" not in str(mask.dtype):
-        return (mask != 0).sum(), None
+        return _count_true(mask != 0, ids, by_row), None
     # A float mask is either 1 = text, 0 = padding, or is added to the scores: 0 = text, very negative =
     # padding. Which one is decided on the device, since reading it back would wait for the device.
-    multiplied, added = (mask > 0).sum(), (mask == 0).sum()
-    return multiplied + added * (multiplied == 0), None
+    multiplied, added = (mask > 0), (mask == 0)
+    is_added = multiplied.sum() == 0
+    return _count_true(multiplied, ids, by_row) + _count_true(added, ids, by_row) * is_added, None

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from mlflow_tokens.account import Account, fold
 from mlflow_tokens.metrics import CHECKPOINT_METRICS, TOTALS, Snapshot, derive
+from mlflow_tokens.profile import Profile
 from mlflow_tokens.records import CarriedOver, Quantities, Record, Rollback, SegmentStart
 
 #: Checkpoints that go to the sinks; from then on one in so many seconds. The journal has all of them.
@@ -19,6 +20,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self.account = Account()
+        self.profile = Profile()
         self._window_start: Account | None = None
         self._known: set[str] = set()
         self._assumed: set[str] = set()
@@ -28,6 +30,7 @@ class Ledger:
         """Fold one record; of quantities there is a snapshot, except of some checkpoints."""
         before = self.account
         self.account = fold(before, record)
+        self.profile.apply(record)
         if isinstance(record, SegmentStart | Rollback):
             self._window_start = None
         if isinstance(record, CarriedOver) and record.high_water:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mlflow_tokens.clock import Phase, PhaseClock
 from mlflow_tokens.counting import BatchCounts, Scalar
+from mlflow_tokens.lengths import Lengths, LengthSampler
+from mlflow_tokens.sources import SourceCounts, add_sources
 
 #: Steps whose totals can still be asked for, counted back from the newest.
 HISTORY = 512
@@ -17,7 +19,12 @@ HISTORY = 512
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Cumulative totals of one rank at the end of `step`. None means unknown. Plain numbers."""
+    """Cumulative totals of one rank at the end of `step`. None means unknown. Plain numbers.
+
+    skipped: valid tokens of steps that were not taken. routed: tokens x experts that they were sent to.
+    by_source: computed and valid tokens of each data source. lengths: of a sample of the rows, up to the
+    moment of reading; in octaves, unless the reading is a live one.
+    """
 
     rank: int
     step: int
@@ -27,6 +34,10 @@ class Reading:
     trained: int | None
     seconds: Mapping[Phase, float]
     final: bool = False
+    skipped: int | None = 0
+    routed: int | None = 0
+    by_source: Mapping[str, tuple[int | None, int | None]] = field(default_factory=dict)
+    lengths: Lengths = field(default_factory=Lengths)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +48,9 @@ class _Tally:
     computed: Scalar | None = 0
     valid: Scalar | None = 0
     trained: Scalar | None = 0
+    skipped: Scalar | None = 0
+    routed: int | None = 0
+    by_source: Mapping[str, SourceCounts] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +73,11 @@ class Meter:
         self._lock = threading.Lock()
         self._running = _Tally()
         self._awaiting_labels: deque[frozenset[int]] = deque()
-        self._history: deque[_Mark] = deque([_Mark(0, _Tally(), clock.seconds())], maxlen=HISTORY)
+        self._history: deque[_Mark] = deque([_Mark(0, self._running, clock.seconds())], maxlen=HISTORY)
         self._step = 0
+        self._committed = self._running
+        """The tally when the last step ended or was skipped."""
+        self._sampler = LengthSampler()
 
     @property
     def current_step(self) -> int:
@@ -75,19 +92,33 @@ class Meter:
     @property
     def in_step(self) -> bool:
         """Whether micro-batches were counted that no step has ended yet."""
-        return self._running is not self._history[-1].tally
+        return self._running is not self._committed
+
+    @property
+    def samples_lengths(self) -> bool:
+        """Whether the next micro-batch is to be counted by rows."""
+        return self._sampler.due(self._running.micro_batches)
 
     def count(self, batch: BatchCounts) -> None:
         """Add one micro-batch; it belongs to the step that `step` ends next."""
         if self.clock.phase != "train":
             self.clock.switch("train")
         running = self._running
+        by_source = running.by_source
         self._running = _Tally(
             running.micro_batches + 1,
             _add(running.computed, batch.computed),
             _add(running.valid, batch.valid),
             running.trained if batch.trained is None else _add(running.trained, batch.trained),
+            running.skipped,
+            running.routed,
+            add_sources(by_source, batch.by_source) if batch.by_source else by_source,
         )
+        if batch.width is not None and self._sampler.due(running.micro_batches):
+            if batch.lengths is not None:
+                self._sampler.add(batch.lengths, batch.width)
+            elif batch.rows is not None and isinstance(batch.valid, int) and batch.valid == batch.computed:
+                self._sampler.add(batch.rows, batch.width)
         if batch.trained is None:
             self._awaiting_labels.append(batch.label_sizes)
 
@@ -100,22 +131,38 @@ class Meter:
         self._awaiting_labels.pop()
         self._running = replace(self._running, trained=_add(self._running.trained, trained))
 
+    def count_routed(self, routed: int | None) -> None:
+        """Add tokens x experts that a gate has chosen for the newest micro-batch."""
+        self._running = replace(self._running, routed=_add(self._running.routed, routed))
+
+    def skip_step(self) -> None:
+        """The optimizer has left out the step: what was counted for it was computed, and trained nothing."""
+        running, before = self._end_micro_batches(), self._committed
+        now, then = running.valid, before.valid
+        lost = None if now is None or then is None else now - then
+        with self._lock:
+            self._running = self._committed = replace(running, skipped=_add(running.skipped, lost))
+
     def step(self) -> int:
         """End the optimizer step and return its number, from 1."""
+        running = self._end_micro_batches()
+        mark = _Mark(self._step + 1, running, self.clock.seconds())
+        with self._lock:
+            self._history.append(mark)
+            self._step, self._committed = mark.step, running
+        return mark.step
+
+    def _end_micro_batches(self) -> _Tally:
         if self._awaiting_labels:
             self._awaiting_labels.clear()
             self._running = replace(self._running, trained=None)
         self.clock.mark()
-        mark = _Mark(self._step + 1, self._running, self.clock.seconds())
-        with self._lock:
-            self._history.append(mark)
-            self._step = mark.step
-        return mark.step
+        return self._running
 
     def drop_unfinished_step(self) -> None:
         """Forget micro-batches that no step has ended: their run is over."""
         self._awaiting_labels.clear()
-        self._running = self._history[-1].tally
+        self._running = self._committed
 
     def reading(self, step: int = 0, *, live: bool = False, final: bool = False) -> Reading | None:
         """Totals at the end of `step`; None while it is not finished.
@@ -125,14 +172,16 @@ class Meter:
         device memory: not for the training thread.
         """
         with self._lock:
-            marks = list(self._history)
+            marks, committed = list(self._history), self._committed
         if marks[-1].step < step:
             return None
+        lengths = self._sampler.read()
         if live or final:
-            return self._read(replace(marks[-1], seconds=self.clock.seconds()), final)
-        return self._read(next(mark for mark in marks if mark.step >= step), final)
+            newest = _Mark(marks[-1].step, committed, self.clock.seconds())
+            return self._read(newest, final, lengths)
+        return self._read(next(mark for mark in marks if mark.step >= step), final, lengths.by_octave())
 
-    def _read(self, mark: _Mark, final: bool) -> Reading:
+    def _read(self, mark: _Mark, final: bool, lengths: Lengths) -> Reading:
         tally = mark.tally
         return Reading(
             rank=self.rank,
@@ -143,6 +192,13 @@ class Meter:
             trained=_to_int(tally.trained),
             seconds=mark.seconds,
             final=final,
+            skipped=_to_int(tally.skipped),
+            routed=tally.routed,
+            by_source={
+                name: (_to_int(computed), _to_int(valid))
+                for name, (computed, valid) in tally.by_source.items()
+            },
+            lengths=lengths,
         )
 
 

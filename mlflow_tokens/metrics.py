@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from mlflow_tokens.account import Account
 from mlflow_tokens.clock import PHASES
+from mlflow_tokens.lengths import Lengths
 from mlflow_tokens.records import SCHEMA, SnapshotKind
 
 #: Value of the tag `mlflow_tokens.schema`: names and meanings of everything logged.
@@ -125,6 +127,50 @@ METRICS: tuple[MetricSpec, ...] = (
         "end",
     ),
     MetricSpec(
+        "tokens/skipped",
+        "tokens",
+        "valid tokens of steps that the optimizer left out (GradScaler found inf); logged once there are any",
+        "优化器跳过的步（GradScaler 发现 inf）中的有效词元；出现后开始记录",
+    ),
+    MetricSpec(
+        "tokens/routed",
+        "tokens x experts",
+        "computed tokens x experts that the gates of MoE layers chose; logged once there are any",
+        "MoE 门控选择的词元 × 专家数；出现后开始记录",
+    ),
+    MetricSpec("tokens/valid_ratio", "fraction", "valid / computed", "valid / computed", "end"),
+    MetricSpec(
+        "tokens/sequence_length_mean",
+        "tokens",
+        "valid tokens a row, of a sample of the rows since the last (re)start",
+        "每行有效词元均值（自上次启动以来的行抽样）",
+        "end",
+    ),
+    MetricSpec(
+        "tokens/sequence_length_p95",
+        "tokens",
+        "95th percentile of the same; to 3 % from 64 tokens on",
+        "同上，95 分位（64 词元以上精确到 3 %）",
+        "end",
+    ),
+    MetricSpec(
+        "tokens/full_row_ratio",
+        "fraction",
+        "share of the same rows that fill the widest batch without padding: at most these were cut",
+        "同上，恰好填满最大宽度、无填充的行的占比：被截断的行至多这么多",
+        "end",
+    ),
+    MetricSpec(
+        "tokens/source/<name>", "tokens", "valid tokens of a data source", "某数据来源的有效词元", "end"
+    ),
+    MetricSpec(
+        "tokens/source_valid_ratio/<name>",
+        "fraction",
+        "valid / computed of a data source",
+        "某数据来源的 valid / computed",
+        "end",
+    ),
+    MetricSpec(
         "throughput/mfu", "fraction", "model FLOP/s / peak FLOP/s", "模型 FLOP/s / 峰值 FLOP/s", "reserved"
     ),
     MetricSpec(
@@ -141,20 +187,12 @@ METRICS: tuple[MetricSpec, ...] = (
         "progress/goal_fraction", "fraction", "effective tokens / goal", "有效词元 / 目标", "reserved"
     ),
     MetricSpec("cost/waste/<kind>", "currency", "padding, straggler", "填充、慢节点的成本", "reserved"),
-    MetricSpec("tokens/valid_ratio", "fraction", "valid / computed", "valid / computed", "reserved"),
-    MetricSpec("tokens/sequence_length_mean", "tokens", "valid tokens a row", "每行有效词元均值", "reserved"),
-    MetricSpec(
-        "tokens/sequence_length_p95", "tokens", "95th percentile of the same", "同上，95 分位", "reserved"
-    ),
     MetricSpec(
         "tokens/rank_skew",
         "ratio",
         "max / mean of valid tokens over data ranks",
         "各 rank 有效词元的最大值 / 均值",
         "reserved",
-    ),
-    MetricSpec(
-        "tokens/source/<name>", "tokens", "valid tokens of a data source", "某数据来源的有效词元", "reserved"
     ),
     MetricSpec(
         "device/memory_peak_gib", "GiB", "largest memory in use on a device", "单设备显存峰值", "reserved"
@@ -167,7 +205,7 @@ METRICS: tuple[MetricSpec, ...] = (
 #: Metrics of the whole run so far, as opposed to those of the window since the last snapshot.
 TOTALS = frozenset(
     {
-        *(f"tokens/{kind}" for kind in ("computed", "valid", "trained", "effective")),
+        *(f"tokens/{kind}" for kind in ("computed", "valid", "trained", "effective", "skipped", "routed")),
         "throughput/tokens_per_second_average",
         "throughput/tokens_per_second_per_device_average",
         "throughput/tokens_per_second_wall",
@@ -179,6 +217,12 @@ TOTALS = frozenset(
         "cost/waste/rolled_back",
     }
 )
+
+#: Characters that MLflow takes in a metric's name, and how much of a source's.
+_NOT_IN_NAMES = re.compile(r"[^\w.\- :]")
+LONGEST_SOURCE = 100
+
+_TOTALS_BY_NAME = ("cost/phase/", "tokens/source")
 
 #: What a checkpoint logs: enough to resume from MLflow's history where the journal is lost.
 CHECKPOINT_METRICS = (
@@ -220,14 +264,14 @@ class Snapshot:
     def points(self) -> Iterator[tuple[Point, float]]:
         """Every point to write, with its value."""
         for name, value in self.metrics.items():
-            total = name in TOTALS or name.startswith("cost/phase/")
+            total = name in TOTALS or name.startswith(_TOTALS_BY_NAME)
             position = self.high_water if total and self.high_water is not None else self.position
             yield (name, position, self.timestamp_ms), float(value)
 
 
 def derive(now: Account, window_start: Account, kind: SnapshotKind, seq: int = 0) -> Snapshot:
     """The snapshot of an account; rates are of the window since `window_start`, the last step snapshot."""
-    values = {**_totals(now), **_rates(now, window_start), **(_phases(now) if kind == "final" else {})}
+    values = {**_totals(now), **_rates(now, window_start), **(_at_end(now) if kind == "final" else {})}
     names = {"heartbeat": HEARTBEAT_METRICS, "checkpoint": CHECKPOINT_METRICS}.get(kind, tuple(values))
     counts = {f"tokens/{name}": value for name, value in _counts(now).items() if value is not None}
     return Snapshot(
@@ -242,7 +286,14 @@ def derive(now: Account, window_start: Account, kind: SnapshotKind, seq: int = 0
 
 
 def _counts(now: Account) -> dict[str, int | None]:
-    return {"computed": now.computed, "valid": now.valid, "trained": now.trained, "effective": now.effective}
+    return {
+        "computed": now.computed,
+        "valid": now.valid,
+        "trained": now.trained,
+        "effective": now.effective,
+        "skipped": now.skipped or None,
+        "routed": now.routed or None,
+    }
 
 
 def _totals(now: Account) -> dict[str, float | None]:
@@ -261,6 +312,41 @@ def _totals(now: Account) -> dict[str, float | None]:
         "device/gap_hours": now.gap_seconds / 3600 or None,
         "cost/waste/rolled_back": rolled_back or None,
     }
+
+
+def _at_end(now: Account) -> dict[str, float | None]:
+    return {**_phases(now), **_rows(now), **_sources(now)}
+
+
+def _rows(now: Account) -> dict[str, float | None]:
+    """What the rows were like; nothing where valid tokens are unknown, as those of the sample may be."""
+    if now.valid is None:
+        return {}
+    lengths = now.lengths or Lengths()
+    return {
+        "tokens/valid_ratio": _ratio(now.valid, now.computed or 0),
+        "tokens/sequence_length_mean": lengths.mean,
+        "tokens/sequence_length_p95": lengths.percentile(0.95),
+        # Where there is no padding at all every row is full, which says nothing.
+        "tokens/full_row_ratio": lengths.full_ratio if now.valid != now.computed else None,
+    }
+
+
+def _sources(now: Account) -> dict[str, float | None]:
+    spelled: dict[str, list[Mapping[str, int]]] = {}
+    for name, tokens in (now.by_source or {}).items():
+        # Names that MLflow cannot tell apart are one source.
+        key = _NOT_IN_NAMES.sub("_", name)[:LONGEST_SOURCE].strip(". ") or "_"
+        spelled.setdefault(key, []).append(tokens)
+    values: dict[str, float | None] = {}
+    for name, parts in spelled.items():
+        if all("valid" in tokens for tokens in parts):
+            valid = sum(tokens["valid"] for tokens in parts)
+            values[f"tokens/source/{name}"] = valid
+            if all("computed" in tokens for tokens in parts):
+                computed = sum(tokens["computed"] for tokens in parts)
+                values[f"tokens/source_valid_ratio/{name}"] = _ratio(valid, computed)
+    return values
 
 
 def _phases(now: Account) -> dict[str, float | None]:

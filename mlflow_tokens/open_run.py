@@ -55,6 +55,10 @@ def open_run(
     is its child. Where another process is recording the run already, the new one gets a run of its own:
     two jobs in one run would make one sum of both.
     """
+    if checkpoint is not None and checkpoint.run is None:
+        # It was saved before its run had an id, which the journal has learnt since.
+        saved_in = find_journal(options.journal_dir, None, checkpoint.segment)
+        checkpoint = replace(checkpoint, run=run_of(saved_in) if saved_in else None)
     if bound.run is None and checkpoint is not None and checkpoint.run is not None:
         bound = replace(bound, run=checkpoint.run)
     same_run = checkpoint is not None and checkpoint.run in (None, bound.run)

@@ -19,6 +19,7 @@ class Options:
     price: Price | None
     log_every_steps: int
     pad_policy: PadPolicy
+    source_key: str | None
     visualdl: Path | None
     jsonl: Path | None
     journal_dir: Path
@@ -33,6 +34,7 @@ def check_options(
     pad_token_id: int | None,
     pad: str | None,
     ignore_index: int,
+    source_key: str | None,
     visualdl: str | os.PathLike[str] | None,
     jsonl: str | os.PathLike[str] | None,
     journal_dir: str | os.PathLike[str] | None,
@@ -59,10 +61,13 @@ def check_options(
         raise ValueError('pad="none" says that there is no padding; then leave pad_token_id out')
     if not _is_int(ignore_index):
         raise ValueError(f"ignore_index={ignore_index!r} must be a whole number, as in the loss (-100)")
+    if source_key is not None and (not isinstance(source_key, str) or not source_key):
+        raise ValueError(f"source_key={source_key!r} must be the key of the batch that names its data source")
     return Options(
         price=parse_price(price),
         log_every_steps=log_every_steps,
         pad_policy=PadPolicy(pad_token_id, pad == "none", ignore_index),
+        source_key=source_key,
         # Absolute, since the script may change its directory.
         visualdl=Path(visualdl).absolute() if visualdl is not None else None,
         jsonl=Path(jsonl).absolute() if jsonl is not None else None,

@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from mlflow_tokens.clock import PHASES
+from mlflow_tokens.lengths import Lengths
 from mlflow_tokens.meter import Reading
 from mlflow_tokens.notices import logger
 
@@ -348,15 +349,28 @@ class RankClient:
 
 def _reading_of(payload: Mapping[str, Any]) -> Reading:
     """Raises KeyError, TypeError or ValueError where it is not what `asdict(reading)` gives."""
-    counts = {kind: payload[kind] for kind in ("computed", "valid", "trained")}
+    lengths = payload["lengths"]
     return Reading(
         rank=int(payload["rank"]),
         step=int(payload["step"]),
         micro_batches=int(payload["micro_batches"]),
         seconds={phase: float(payload["seconds"][phase]) for phase in PHASES},
         final=bool(payload["final"]),
-        **{kind: None if count is None else int(count) for kind, count in counts.items()},
+        by_source={
+            str(name): (_count_of(computed), _count_of(valid))
+            for name, (computed, valid) in payload["by_source"].items()
+        },
+        lengths=Lengths(
+            {int(length): tuple(map(int, bucket)) for length, bucket in lengths["buckets"].items()},  # type: ignore[misc]
+            int(lengths["width"]),
+            int(lengths["full"]),
+        ),
+        **{kind: _count_of(payload[kind]) for kind in ("computed", "valid", "trained", "skipped", "routed")},  # type: ignore[arg-type]
     )
+
+
+def _count_of(value: Any) -> int | None:
+    return None if value is None else int(value)
 
 
 def _line(message: Mapping[str, Any]) -> bytes:

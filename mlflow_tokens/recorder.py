@@ -28,6 +28,7 @@ from mlflow_tokens.records import (
     SegmentStart,
     SnapshotKind,
 )
+from mlflow_tokens.report import report_of
 from mlflow_tokens.resume import HistoryOf, past_records, unknown_past
 from mlflow_tokens.sinks.writer import Writer
 from mlflow_tokens.spool import RECENT, Spool
@@ -40,7 +41,7 @@ EXIT_TIMEOUT = 5.0
 INTERVAL_WHEN_FULL = 3600.0
 
 #: Seconds between two looks at whether a snapshot is asked for.
-LOOK = 0.1
+LOOK = 0.25
 
 #: Asks all ranks, rank 0 included, and waits at most so many seconds.
 Collect = Callable[[Question, float], Mapping[int, Reading]]
@@ -285,8 +286,9 @@ class Recorder:
         self._past = replace(self._past, step=self._past.step + account.step - steps, rewinds=account.rewinds)
 
     def _finish(self, status: str) -> None:
+        report = report_of(self._ledger.account, self._ledger.profile) if self._last is not None else None
         for writer in self._writers:
-            writer.end(self._last, status)
+            writer.end(self._last, status, report)
         began = time.monotonic()
         late = tuple(
             writer.sink_name for writer in self._writers if not writer.wait(began + writer.exit_timeout)

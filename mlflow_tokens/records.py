@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field, fields
 from decimal import Decimal
 from typing import Any, Literal
 
+from mlflow_tokens.lengths import Lengths
 from mlflow_tokens.pricing.price import Price
 
 SCHEMA = 1
@@ -77,7 +78,9 @@ class Quantities:
     axis the snapshot is logged.
     t_mono, t_wall: seconds, for differences and for display. elapsed: rank 0's seconds in this segment.
     device_seconds: by device type, then by phase, summed over ranks.
-    tokens: by kind (computed, valid, trained); a kind that is unknown is absent. by_source: likewise.
+    tokens: by kind (computed, valid, trained); a kind that is unknown is absent. by_source: likewise, of
+    each data source. skipped: valid tokens of steps that the optimizer left out; routed: tokens x experts;
+    None if unknown. lengths: of a sample of the rows that were fed since the segment began.
     rewinds: rollbacks and carry-overs in the journal before this record; where one of these was damaged
     on disk the totals are unknown and not wrong.
     """
@@ -98,6 +101,9 @@ class Quantities:
     joules: float | None = None
     memory_peak_bytes: int | None = None
     rewinds: int = 0
+    skipped: int | None = 0
+    routed: int | None = 0
+    lengths: Lengths = field(default_factory=Lengths)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +130,7 @@ class CarriedOver:
     tokens: by kind, `effective` too. seconds: device-seconds by device type, then by phase. busy: wall
     seconds of train and data_wait. cells: (phase, fate, amount); None if the cost is unknown.
     high_water: the largest position on the axis that was ever logged, if it is of this run.
+    by_source: tokens of each data source, by kind; None if unknown.
     """
 
     from_run: str
@@ -139,6 +146,7 @@ class CarriedOver:
     currency: str | None = None
     cells: tuple[tuple[str, str, Decimal], ...] | None = None
     gap_seconds: float = 0.0
+    by_source: Mapping[str, Mapping[str, int]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +187,13 @@ def encode(record: Record) -> dict[str, Any]:
         }
     if isinstance(record, CarriedOver) and record.cells is not None:
         payload["cells"] = [(phase, fate, str(amount)) for phase, fate, amount in record.cells]
+    if isinstance(record, Quantities):
+        # Most records have none of these: what a default says is not written.
+        for name, default in (("by_source", {}), ("skipped", 0), ("routed", 0)):
+            if payload[name] == default:
+                del payload[name]
+        if not record.lengths.buckets:
+            del payload["lengths"]
     return {"schema": SCHEMA, "record": _NAMES[type(record)], **payload}
 
 
@@ -207,6 +222,10 @@ def decode(payload: Mapping[str, Any]) -> Record:
         values["price"] = Price(**price)
     if values.get("cells") is not None:
         values["cells"] = tuple((phase, fate, Decimal(amount)) for phase, fate, amount in values["cells"])
+    if "lengths" in values:
+        lengths = values["lengths"]
+        buckets = {int(length): tuple(bucket) for length, bucket in lengths["buckets"].items()}
+        values["lengths"] = Lengths(buckets, lengths["width"], lengths["full"])
     for name in values.keys() & {"devices_by_node", "undelivered"}:
         values[name] = tuple(values[name])
     try:

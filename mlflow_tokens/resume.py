@@ -165,7 +165,7 @@ def _parent(checkpoint: Checkpoint, directory: Path, history_of: HistoryOf | Non
 
 
 def _carry_account(account: Account, checkpoint: Checkpoint) -> CarriedOver:
-    totals = {kind: getattr(account, kind) for kind in KINDS}
+    totals = {kind: getattr(account, kind) for kind in (*KINDS, "routed")}
     seconds: dict[str, dict[str, float]] = {}
     for (device_type, phase), held in account.device_seconds.items():
         seconds.setdefault(device_type, {})[phase] = held
@@ -186,6 +186,7 @@ def _carry_account(account: Account, checkpoint: Checkpoint) -> CarriedOver:
         if priced
         else None,
         gap_seconds=account.gap_seconds,
+        by_source=account.by_source,
     )
 
 

@@ -12,7 +12,9 @@ from mlflow_tokens.describe import tags_of
 from mlflow_tokens.journal import Journal, JournalTaken, read_journal
 from mlflow_tokens.ledger import Ledger
 from mlflow_tokens.metrics import Snapshot
+from mlflow_tokens.notices import logger
 from mlflow_tokens.records import PriceSet, Quantities, RunBound, SegmentEnd, SegmentStart
+from mlflow_tokens.report import TokenReport, report_of
 from mlflow_tokens.sinks.mlflow import MlflowSink
 from mlflow_tokens.sinks.writer import BATCH
 
@@ -42,6 +44,7 @@ class _Contents:
     """What a journal says, for a run to be made of it."""
 
     snapshots: list[Snapshot]
+    report: TokenReport
     bound: RunBound
     first: SegmentStart
     last: SegmentStart
@@ -124,7 +127,8 @@ def _read(path: Path) -> _Contents:
         raise NothingToSync("it holds no numbers")
     if bound is None:
         raise CannotSync("it does not say which run it is of")
-    return _Contents(snapshots, bound, first, last, price, end, ended_at)
+    report = report_of(ledger.account, ledger.profile)
+    return _Contents(snapshots, report, bound, first, last, price, end, ended_at)
 
 
 def _write(journal: Journal, contents: _Contents, tracking_uri: str | None, progress: Progress) -> Synced:
@@ -153,6 +157,10 @@ def _write(journal: Journal, contents: _Contents, tracking_uri: str | None, prog
     sink.end_script_run = True
     sink.close(status, end_time=contents.ended_at)
     journal.append(SegmentEnd(contents.last.segment, contents.ended_at, status))
+    try:
+        sink.attach(contents.report)
+    except Exception as error:
+        logger.warning("The token report could not be kept with the run: %s: %s", type(error).__name__, error)
     return Synced(run, points, status)
 
 

@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from types import TracebackType
@@ -15,7 +15,15 @@ from typing import Any
 
 from mlflow_tokens.checkpoint import Checkpoint, checkpoint_of
 from mlflow_tokens.clock import Phase, PhaseClock, is_interactive, process_started
-from mlflow_tokens.counting import BatchCounts, PadPolicy, Scalar, count_batch, find_fields, given_counts
+from mlflow_tokens.counting import (
+    BatchCounts,
+    Fields,
+    PadPolicy,
+    Scalar,
+    count_batch,
+    find_fields,
+    given_counts,
+)
 from mlflow_tokens.meter import Meter
 from mlflow_tokens.notices import say_once, set_up
 from mlflow_tokens.options import Options, check_options, price_advice
@@ -25,6 +33,7 @@ from mlflow_tokens.recorder import EXIT_TIMEOUT
 from mlflow_tokens.runs import Runs
 from mlflow_tokens.signals import Terminator
 from mlflow_tokens.sinks.visualdl import require_visualdl
+from mlflow_tokens.sources import by_source
 from mlflow_tokens.team import Team
 
 _current: Tracker | None = None
@@ -59,6 +68,7 @@ class Tracker:
         pad_token_id: the id of padding, used where a batch has no attention mask.
         pad: "none" states that the data is packed, without padding.
         ignore_index: label that is not trained on, for labels that go into the model.
+        source_key: under this key a batch names its data source, or one source a row.
         visualdl: a VisualDL log directory to write to as well.
         jsonl: a file to append every snapshot to, one line of JSON each.
         journal_dir: where the journal is kept; default $MLFLOW_TOKENS_JOURNAL_DIR or ./.mlflow_tokens. On
@@ -79,6 +89,7 @@ class Tracker:
         pad_token_id: int | None = None,
         pad: str | None = None,
         ignore_index: int = -100,
+        source_key: str | None = None,
         visualdl: str | os.PathLike[str] | None = None,
         jsonl: str | os.PathLike[str] | None = None,
         journal_dir: str | os.PathLike[str] | None = None,
@@ -92,6 +103,7 @@ class Tracker:
             pad_token_id=pad_token_id,
             pad=pad,
             ignore_index=ignore_index,
+            source_key=source_key,
             visualdl=visualdl,
             jsonl=jsonl,
             journal_dir=journal_dir,
@@ -112,6 +124,7 @@ class Tracker:
         self._lock = threading.RLock()
         self._closed, self._left = False, threading.Event()
         self._failure: str | None = None
+        self._source: str | Sequence[str] | None = None
         self._team = Team(self._job, self.meter)
         self.runs = Runs(self.meter, self._team, self.options)
         atexit.register(self._at_exit)
@@ -129,6 +142,7 @@ class Tracker:
         computed: int | None = None,
         valid: int | None = None,
         trained: int | None = None,
+        source: str | Sequence[str] | None = None,
     ) -> None:
         """Count one micro-batch of the training data, before it is trained on.
 
@@ -136,16 +150,26 @@ class Tracker:
             batch: what the loader gave: a mapping with input_ids (and attention_mask, labels), an array
                 of ids, or a sequence of those. Arrays are Paddle's or NumPy's.
             computed, valid, trained: token counts, instead of a batch; leave out what is unknown.
+            source: the data source that it is from, or one source a row, where batches are mixed; by
+                default what the batch holds under the option `source_key`, or what `source()` was told.
 
         Never raises: what cannot be counted makes the totals unknown, with one line that says why.
         """
         try:
             if batch is None:
-                self.count_tokens(given_counts(computed, valid, trained))
+                counts = given_counts(computed, valid, trained)
             else:
-                self.count_tokens(count_batch(find_fields(batch), self.options.pad_policy))
+                counts = self.count_fields(find_fields(batch))
+                key = self.options.source_key
+                if source is None and key is not None and isinstance(batch, Mapping):
+                    source = batch.get(key)
+            self.count_tokens(self.of_source(counts, source))
         except Exception as error:
             self.counting_failed(error)
+
+    def source(self, names: str | Sequence[str] | None) -> None:
+        """Say which data source the micro-batches from here on are from: one, or one a row; None: unnamed."""
+        self._source = names
 
     def step(self) -> None:
         """Say that an optimizer step has ended: what was counted since the last one belongs to it."""
@@ -242,6 +266,32 @@ class Tracker:
         """How padding is told from text turns out to be known, from the batches to come on."""
         self.options = replace(self.options, pad_policy=pad_policy)
         self.runs.options = self.options
+
+    def count_fields(self, fields: Fields) -> BatchCounts:
+        """Count the arrays of a batch, by rows where the sample of lengths or its sources need that."""
+        by_row = self.meter.samples_lengths or self._source is not None or self.options.source_key is not None
+        return count_batch(fields, self.options.pad_policy, by_row=by_row)
+
+    def of_source(self, counts: BatchCounts, names: str | Sequence[str] | None = None) -> BatchCounts:
+        """The counts with the tokens of each source: of `names`, or of what `source()` was told."""
+        names = self._source if names is None else names
+        if names is None:
+            return counts
+        try:
+            return replace(counts, by_source=by_source(counts, names))
+        except ValueError as error:
+            say_once("source", "Tokens of some batches are of no known source: %s.", error)
+            return counts
+
+    def count_routed(self, routed: int | None) -> None:
+        """Add tokens x experts that a gate of the newest micro-batch's model has chosen; None: unknown."""
+        if not self._closed:
+            self.meter.count_routed(routed)
+
+    def step_skipped(self) -> None:
+        """The optimizer has left out a step: its tokens were computed, and are not effective."""
+        if not self._closed:
+            self.meter.skip_step()
 
     def trains(self) -> None:
         """A micro-batch goes into a model that may be the trained one: startup or evaluation is over."""

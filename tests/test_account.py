@@ -220,8 +220,8 @@ def test_every_metric_that_is_logged_is_in_the_list_with_a_name_mlflow_takes() -
         _validate_metric_name(name.replace("<", "").replace(">", ""))
     head = [segment(), price("2 USD/device-hour")]
     everything = account_of([*head, quantities(train=9.0, computed=5, valid=5, trained=5)])
-    # These two are logged once there is a rollback, or a gap.
-    rare = {"cost/waste/rolled_back", "device/gap_hours"}
+    # Logged once there is a rollback, a gap, a skipped step, a gate.
+    rare = {"cost/waste/rolled_back", "device/gap_hours", "tokens/skipped", "tokens/routed"}
     logged = {spec.name for spec in METRICS if spec.logged == "snapshot"} - rare
     assert set(derive(everything, account_of(head), "step").metrics) == logged
-    assert set(derive(everything, account_of(head), "final").metrics) == logged | {"cost/phase/train"}
+    assert set(derive(everything, account_of(head), "final").metrics) == logged | {"cost/phase/train", "tokens/valid_ratio"}

@@ -87,3 +87,56 @@ def test_old_steps_are_answered_with_the_oldest_one_known() -> None:
     reading = meter.reading(1)
     assert reading is not None
     assert reading.step == reading.computed == 11
+
+
+def test_a_step_that_is_left_out_is_no_step_and_its_tokens_are_not_effective() -> None:
+    meter = Meter(0, PhaseClock())
+    meter.count(BatchCounts(10, 8, 7))
+    meter.step()
+    meter.count(BatchCounts(10, 6, 5))
+    meter.count(BatchCounts(10, 5, 4))
+    assert meter.in_step
+    meter.skip_step()
+    assert not meter.in_step
+    now = meter.reading(live=True)
+    assert now is not None
+    assert (now.step, now.computed, now.valid, now.trained, now.skipped) == (1, 30, 19, 16, 11)
+    before = meter.reading(1)
+    assert before is not None
+    assert (before.computed, before.skipped) == (10, 0)
+    meter.count(BatchCounts(10, 4, 3))
+    meter.step()
+    after = meter.reading(2)
+    assert after is not None
+    assert (after.step, after.computed, after.valid, after.skipped) == (2, 40, 23, 11)
+
+
+def test_what_a_skipped_step_lost_is_unknown_where_its_tokens_are() -> None:
+    meter = Meter(0, PhaseClock())
+    meter.count(BatchCounts(10, None, None))
+    meter.skip_step()
+    now = meter.reading(live=True)
+    assert now is not None
+    assert (now.computed, now.valid, now.skipped) == (10, None, None)
+
+
+def test_micro_batches_of_a_skipped_step_are_not_dropped_at_the_end() -> None:
+    meter = Meter(0, PhaseClock())
+    meter.count(BatchCounts(10, 8, 7))
+    meter.skip_step()
+    meter.count(BatchCounts(10, 8, 7))
+    meter.drop_unfinished_step()
+    now = meter.reading(live=True)
+    assert now is not None
+    assert (now.computed, now.skipped) == (10, 8)
+
+
+def test_routed_tokens_add_up_until_a_gate_says_nothing() -> None:
+    meter = Meter(0, PhaseClock())
+    for routed, total in ((32, 32), (16, 48), (None, None), (8, None)):
+        meter.count(BatchCounts(16, 16, 16))
+        meter.count_routed(routed)
+        meter.step()
+        now = meter.reading(live=True)
+        assert now is not None
+        assert now.routed == total

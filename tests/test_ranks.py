@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import socket
 import threading
@@ -117,7 +118,7 @@ def test_while_the_end_of_a_run_waits_a_snapshot_takes_what_there_is(server: Ran
 def test_a_rank_that_dies_leaves_its_last_totals_and_is_not_waited_for(server: RankServer) -> None:
     dying = socket.create_connection(server.address)
     dying.sendall(b'{"job": "job", "protocol": 1, "rank": 1}\n')
-    said = {"number": 0, "reading": {**vars_of(reading(1, 4, 44))}}
+    said = {"number": 0, "reading": dataclasses.asdict(reading(1, 4, 44))}
     dying.sendall(json.dumps(said).encode() + b"\n")
     connect(server, 2, lambda step, live: reading(2, step, 8))
     wait_until(lambda: 1 in server.collect(Question(1), 0.1, False))
@@ -195,10 +196,6 @@ def test_spawn_puts_its_store_on_the_endpoint_of_rank_0_so_that_of_rank_1_is_tak
 def test_a_single_process_is_a_job_of_one() -> None:
     found = job_from_environment({})
     assert (found.rank, found.world_size, found.devices_by_node, found.address) == (0, 1, (1,), None)
-
-
-def vars_of(item: Reading) -> dict[str, object]:
-    return {name: getattr(item, name) for name in item.__dataclass_fields__}
 
 
 def wait_until(true: Callable[[], bool]) -> None:

@@ -36,6 +36,7 @@ def autolog(
     pad_token_id: int | None = None,
     pad: str | None = None,
     ignore_index: int = -100,
+    source_key: str | None = None,
     visualdl: str | os.PathLike[str] | None = None,
     jsonl: str | os.PathLike[str] | None = None,
     journal_dir: str | os.PathLike[str] | None = None,
@@ -52,8 +53,8 @@ def autolog(
 
     Args:
         disable: take every hook out again; the last snapshot is written first.
-        price, log_every_steps, pad_token_id, pad, ignore_index, visualdl, jsonl, journal_dir, bill_gaps,
-            silent: as for `mlflow_tokens.Tracker`.
+        price, log_every_steps, pad_token_id, pad, ignore_index, source_key, visualdl, jsonl, journal_dir,
+            bill_gaps, silent: as for `mlflow_tokens.Tracker`.
 
     Returns:
         The tracker; None with `disable=True`.
@@ -68,6 +69,7 @@ def autolog(
         "pad_token_id": pad_token_id,
         "pad": pad,
         "ignore_index": ignore_index,
+        "source_key": source_key,
         "visualdl": visualdl,
         "jsonl": jsonl,
         "journal_dir": journal_dir,

@@ -14,7 +14,7 @@ from typing import Any
 import paddle
 import paddle.nn.functional as F
 
-from mlflow_tokens.counting import BatchCounts, count_batch, count_labels, find_fields, is_array, size
+from mlflow_tokens.counting import BatchCounts, count_labels, find_fields, is_array, size
 from mlflow_tokens.patches import Patches
 from mlflow_tokens.tracker import Tracker
 
@@ -201,7 +201,7 @@ class ModelHooks:
             }
             fields = find_fields({**named, **kwargs})
         with paddle.no_grad():
-            counts = count_batch(fields, self._tracker.options.pad_policy)
+            counts = self._tracker.of_source(self._tracker.count_fields(fields))
         if counts.computed is None:
             called = f"{counts.reason} that {type(layer).__name__} was called with"
             return replace(

@@ -8,6 +8,7 @@ from collections.abc import Set as AbstractSet
 from typing import Protocol
 
 from mlflow_tokens.metrics import Point, Snapshot
+from mlflow_tokens.report import TokenReport
 
 #: Seconds that the end of a run waits for a sink across a network, and for one on this machine, which
 #: may have to make its database first.
@@ -43,6 +44,9 @@ class Sink(Protocol):
 
     def stored(self) -> AbstractSet[Point]:
         """The points that are there already: after a failed write, or from an earlier process. May raise."""
+
+    def attach(self, report: TokenReport) -> None:
+        """Keep the report of a run that has ended, where the sink has a place for it. May raise."""
 
     def close(self, status: str) -> None:
         """The run has ended with `status` (FINISHED, FAILED or KILLED). May raise."""

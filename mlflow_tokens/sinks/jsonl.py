@@ -12,6 +12,7 @@ from typing import Any
 
 from mlflow_tokens.files import append_whole
 from mlflow_tokens.metrics import Point, Snapshot
+from mlflow_tokens.report import TokenReport
 from mlflow_tokens.sinks.base import EXIT_TIMEOUT_LOCAL
 
 #: Version of the lines; in the first one of a file.
@@ -70,6 +71,9 @@ class JsonlSink:
             OSError: it cannot be read.
         """
         return frozenset(self._read()) if self._path.exists() else frozenset()
+
+    def attach(self, report: TokenReport) -> None:
+        """Nothing: a line is a snapshot."""
 
     def close(self, status: str) -> None:
         """Nothing: the file is complete after every write."""

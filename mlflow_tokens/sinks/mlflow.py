@@ -14,6 +14,7 @@ from typing import Any
 
 from mlflow_tokens.metrics import METRICS, Point, Snapshot
 from mlflow_tokens.records import RunBound
+from mlflow_tokens.report import TokenReport
 from mlflow_tokens.sinks.base import EXIT_TIMEOUT_LOCAL, EXIT_TIMEOUT_REMOTE
 from mlflow_tokens.sinks.randomness import is_served
 from mlflow_tokens.sinks.transport import our_work
@@ -21,6 +22,8 @@ from mlflow_tokens.sinks.transport import our_work
 #: By this tag a run that we started is found again when its id never reached us.
 SEGMENT_TAG = "mlflow_tokens.segment"
 TAG_PREFIX = "mlflow_tokens."
+#: Where our artifacts lie among the run's.
+ARTIFACTS = "mlflow_tokens"
 
 #: What MLflow takes a request: metrics and tags together, and tags.
 MAX_ENTITIES, MAX_TAGS = 1000, 100
@@ -219,6 +222,14 @@ class MlflowSink:
             run_id = self._existing_run(client)
             tags = client.get_run(run_id).data.tags if run_id is not None else {}
         return {key: value for key, value in tags.items() if key.startswith(TAG_PREFIX)}
+
+    def attach(self, report: TokenReport) -> None:
+        """Log the report among the run's artifacts, as JSON and as a page. May raise."""
+        with self._client() as client:
+            run_id = self._existing_run(client)
+            if run_id is not None:
+                client.log_text(run_id, report.to_json(), f"{ARTIFACTS}/tokens.json")
+                client.log_text(run_id, report.to_html(), f"{ARTIFACTS}/tokens.html")
 
     def close(self, status: str, end_time: float | None = None) -> None:
         """End the run with `status`, if this sink started it or if `end_script_run`. May raise.

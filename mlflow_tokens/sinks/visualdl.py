@@ -10,15 +10,17 @@ import errno
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from pathlib import Path
 
 from mlflow_tokens.files import append_whole, lock
 from mlflow_tokens.metrics import Point, Snapshot
+from mlflow_tokens.report import TokenReport
 from mlflow_tokens.sinks.base import EXIT_TIMEOUT_LOCAL
-from mlflow_tokens.sinks.visualdl_records import encode_points, read_points, repair
+from mlflow_tokens.sinks.visualdl_records import LONGEST, encode_points, read_points, repair
+from mlflow_tokens.sinks.visualdl_report import encode_report
 
 #: A directory of our own: of several record files in one directory VisualDL shows only the last.
 SUBDIRECTORY = "tokens"
@@ -52,6 +54,8 @@ class VisualDLSink:
         self._lock = _Lock(self._directory / LOCK_NAME)
         self._size = -1
         """Bytes of the record file after our last write: of any other size it may be damaged."""
+        self._last: tuple[int, int] | None = None
+        """Position and time in ms of the newest snapshot that was written."""
         self._newest: tuple[int, float] | None = None
         """`seq` and time in ms of the snapshot in the sidecar; None before it was looked at."""
 
@@ -67,7 +71,9 @@ class VisualDLSink:
         self._directory.mkdir(parents=True, exist_ok=True)
         self._lock.acquire()
         self._append(snapshots, skip)
-        self._update_sidecar(max(snapshots, key=lambda snapshot: snapshot.seq))
+        newest = max(snapshots, key=lambda snapshot: snapshot.seq)
+        self._last = newest.position, newest.timestamp_ms
+        self._update_sidecar(newest)
 
     def stored(self) -> AbstractSet[Point]:
         """The points in the intact part of the record file.
@@ -77,23 +83,39 @@ class VisualDLSink:
         """
         return frozenset(read_points(self._records))
 
+    def attach(self, report: TokenReport) -> None:
+        """Append a histogram of the row lengths and a heat map of padding, at the newest snapshot's step.
+
+        Raises:
+            OSError: as for `write`.
+        """
+        if self._last is None:
+            return
+        data = encode_report(report, *self._last)
+        if data and len(data) < LONGEST:
+            self._append_bytes(lambda head: data)
+
     def close(self, status: str) -> None:
         """Let others write to the directory; the files are complete after every write."""
         self._lock.release()
 
     def _append(self, snapshots: Sequence[Snapshot], skip: AbstractSet[Point]) -> None:
+        points = (
+            (point, value)
+            for snapshot in snapshots
+            for point, value in snapshot.points()
+            if point not in skip
+        )
+        self._append_bytes(lambda head: encode_points(points, head=head))
+
+    def _append_bytes(self, encode: Callable[[bool], bytes]) -> None:
+        """Append what `encode` gives, which is told whether it is the beginning of the file."""
         # Opened every time: the directory may have been removed, and NFS reports a full disk on closing.
         file = os.open(self._records, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
             if os.fstat(file).st_size != self._size:
                 self._size = repair(self._records)
-            points = (
-                (point, value)
-                for snapshot in snapshots
-                for point, value in snapshot.points()
-                if point not in skip
-            )
-            data = encode_points(points, head=self._size == 0)
+            data = encode(self._size == 0)
             append_whole(file, data, self._size)
         finally:
             os.close(file)

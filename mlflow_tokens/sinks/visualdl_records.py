@@ -23,8 +23,8 @@ from typing import Any
 from mlflow_tokens.metrics import Point
 from mlflow_tokens.notices import say_once
 
-#: No record of ours has more bytes: a metric's name and some 40 more.
-LONGEST = 4096
+#: No record of ours has more bytes: a metric's name and some 40 more, or a small image.
+LONGEST = 16_000
 
 _LENGTH = struct.Struct("<Q")
 

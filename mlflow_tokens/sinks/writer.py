@@ -13,13 +13,14 @@ from typing import TypeVar
 
 from mlflow_tokens.metrics import Point, Snapshot
 from mlflow_tokens.notices import logger, say_once
+from mlflow_tokens.report import TokenReport
 from mlflow_tokens.sinks.base import EXIT_TIMEOUT_REMOTE, Sink, mark_our_thread
 from mlflow_tokens.spool import Spool
 
 #: Snapshots that are written at once at most: 15 metrics each, and MLflow takes 1,000 a request.
 BATCH = 64
 #: After a write the sink rests this many times as long as it used a core, in s at most: it takes 1% of one.
-REST, REST_LAST = 99.0, 5.0
+REST, REST_LAST = 99.0, 8.0
 #: Seconds between attempts to write to a sink that fails: doubled from the first to the last, and each
 #: time a random part of it, so that the jobs of a cluster do not come back all at once.
 RETRY_FIRST, RETRY_LAST = 0.5, 30.0
@@ -49,6 +50,7 @@ class Writer:
         self._done = threading.Event()
         self._last: Snapshot | None = None
         self._status = ""
+        self._report: TokenReport | None = None
         self._deadline = 0.0
         self._complete = False
         threading.Thread(target=self._run, name=f"mlflow_tokens-{sink.name}", daemon=True).start()
@@ -67,9 +69,9 @@ class Writer:
         self._wake()
         return future
 
-    def end(self, last: Snapshot | None, status: str) -> None:
+    def end(self, last: Snapshot | None, status: str, report: TokenReport | None = None) -> None:
         """No more comes after `last`: write what waits, within the sink's time, and close it."""
-        self._last, self._status = last, status
+        self._last, self._status, self._report = last, status, report
         # A local sink may be slow, and is waited for; one that fails is not tried again for as long.
         self._deadline = time.monotonic() + min(self.exit_timeout, EXIT_TIMEOUT_REMOTE)
         self._hurry.set()
@@ -130,11 +132,13 @@ class Writer:
         last = [] if self._last is None else [self._last]
         if self._sink.in_order:
             self._complete = self._insist(self._write_rest) and self._insist(lambda: self._try(last))
+            self._attach()
             self._complete = self._insist(self._close) and self._complete
         else:
             # The last one has the final figures: where the order is free it does not wait for a backlog.
             self._complete = self._insist(lambda: self._try(last)) and self._insist(self._close)
             self._complete = self._complete and self._insist(self._write_rest)
+            self._attach()
 
     def _insist(self, attempt: Callable[[], bool]) -> bool:
         pause = RETRY_FIRST / 2
@@ -151,6 +155,21 @@ class Writer:
             if not self._write_next():
                 return False
         return True
+
+    def _attach(self) -> None:
+        """Once, and only where all else is there: the report says nothing that the journal does not."""
+        if self._report is None or not self._complete:
+            return
+        try:
+            self._sink.attach(self._report)
+        except Exception as error:
+            say_once(
+                f"attach:{self.sink_name}",
+                "The token report could not be kept in %s: %s: %s",
+                self.sink_name,
+                type(error).__name__,
+                error,
+            )
 
     def _try(self, batch: Sequence[Snapshot]) -> bool:
         if not batch:
