@@ -29,10 +29,11 @@ class Stretch:
 
 
 class Profile:
-    """Adds up what was fed in stretches of training, in bounded memory: old stretches are joined."""
+    """Adds up what was fed in stretches of equally many steps, which double where there are too many."""
 
     def __init__(self) -> None:
-        self._stretches: list[Stretch] = []
+        self._width = 1
+        self._stretches: dict[int, Stretch] = {}
         self._by_source: Mapping[str, Mapping[str, int]] = {}
         self._lengths = Lengths()
 
@@ -56,21 +57,28 @@ class Profile:
             since(lengths, self._lengths).buckets,
         )
         self._by_source, self._lengths = record.by_source, lengths
-        self._stretches.append(stretch)
-        if len(self._stretches) > STRETCHES:
-            pairs = zip(self._stretches[::2], [*self._stretches[1::2], None], strict=False)
-            self._stretches = [_join([one] if other is None else [one, other]) for one, other in pairs]
+        self._add(stretch)
+        while len(self._stretches) > STRETCHES:
+            self._width *= 2
+            stretches, self._stretches = self._stretches, {}
+            for one in stretches.values():
+                self._add(one)
 
     def stages(self) -> list[Stretch]:
         """At most `STAGES` stretches of as many steps each, those trained again after a rollback included."""
-        last = max((stretch.step for stretch in self._stretches), default=0)
+        last = max((stretch.step for stretch in self._stretches.values()), default=0)
         if not last:
             return []
         count = min(STAGES, last)
         found: list[list[Stretch]] = [[] for _ in range(count)]
-        for stretch in self._stretches:
+        for stretch in self._stretches.values():
             found[min(count - 1, (max(stretch.step, 1) - 1) * count // last)].append(stretch)
         return [_join(stretches) for stretches in found if stretches]
+
+    def _add(self, stretch: Stretch) -> None:
+        cell = (max(stretch.step, 1) - 1) // self._width
+        before = self._stretches.get(cell)
+        self._stretches[cell] = stretch if before is None else _join([before, stretch])
 
 
 def _join(stretches: Sequence[Stretch]) -> Stretch:
