@@ -130,21 +130,21 @@ def recorded(journals: Path, record: str = "quantities") -> list[dict[str, Any]]
 
 
 class ForkServer:
-    """Starts the script in processes that need not load Paddle and MLflow first."""
+    """Starts scripts in processes that need not load Paddle and MLflow first, nor the modules named."""
 
-    def __init__(self) -> None:
+    def __init__(self, *modules: str) -> None:
         inherited = {name: value for name, value in _environment({}).items() if not name.startswith("MLFLOW")}
         self._server = subprocess.Popen(
-            [sys.executable, str(SCRIPTS / "fork_server.py")],
+            [sys.executable, str(SCRIPTS / "fork_server.py"), *modules],
             env=inherited | {"MLFLOW_DISABLE_TELEMETRY": "true"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
 
-    def start(self, *arguments: str, cwd: Path, **environ: str) -> Job:
+    def start(self, *arguments: str, cwd: Path, script: Path = SCRIPT, **environ: str) -> Job:
         """One process of the script."""
-        return self._start(str(SCRIPT), arguments, environ, cwd / "workerlog.0", cwd)
+        return self._start(str(script), arguments, environ, cwd / "workerlog.0", cwd)
 
     @contextmanager
     def launch(self, processes: int, *arguments: str, cwd: Path, **environ: str) -> Iterator[Job]:

@@ -97,6 +97,12 @@ def is_installed() -> bool:
     return _installed is not None
 
 
+def train_begins(args: Any, state: Any, model: Any, tokenizer: Any) -> None:
+    """Say what a Trainer's callback is told when training begins."""
+    if _installed is not None:
+        _installed.trainers.train_begins(args, state, model, tokenizer)
+
+
 def _uninstall() -> None:
     global _installed
     if _installed is not None:
@@ -113,7 +119,7 @@ class _Hooks:
         self._models = ModelHooks(tracker, optimizer_classes())
         self._steps = StepHooks(tracker, self._models, self._obey_mlflow)
         self._checkpoints = CheckpointHooks(tracker)
-        self._trainers = TrainerHooks(tracker, self._models)
+        self.trainers = TrainerHooks(tracker, self._models)
         self._script = ScriptHooks(tracker)
 
     def install(self) -> None:
@@ -125,14 +131,14 @@ class _Hooks:
         self._models.install()
         self._steps.install()
         self._checkpoints.install()
-        self._trainers.install()
+        self.trainers.install()
         self._script.install()
 
     def remove(self) -> None:
         self._models.remove()
         self._steps.remove()
         self._checkpoints.remove()
-        self._trainers.remove()
+        self.trainers.remove()
         self._script.remove()
         self._tracker.close()
 

@@ -91,8 +91,6 @@ class TrainerHooks:
             self._safely(self._logged, *args)
         elif event == "on_save":
             self._safely(self._saved, *args)
-        elif event == "on_train_begin":
-            self._safely(self._train_begins, handler, *args)
         elif event == "on_train_end":
             self._safely(self._train_ends)
         return result
@@ -116,17 +114,18 @@ class TrainerHooks:
         if resumed and not getattr(trainer.args, "ignore_load_lr_and_optim", False):
             self._resume(Path(resumed))
 
-    def _train_begins(self, handler: Any, args: Any, state: Any, _control: Any) -> None:
-        """Where the hooks came too late to see `train`: they were put in by a callback that it calls."""
-        if self._announced:
-            return
-        self._announced = True
-        self._learn(getattr(handler, "tokenizer", None), getattr(handler, "model", None))
-        if state.global_step:
-            named = getattr(args, "resume_from_checkpoint", None)
-            self._resume(Path(named) if isinstance(named, str) else _directory(args, state))
+    def train_begins(self, args: Any, state: Any, model: Any, tokenizer: Any) -> None:
+        """A callback of ours is told that training begins, which may have put the hooks in only now."""
+        if not self._announced:
+            self._announced = True
+            self._safely(self._learn, tokenizer, model)
+            if state.global_step:
+                named = getattr(args, "resume_from_checkpoint", None)
+                directory = Path(named) if isinstance(named, str) else _directory(args, state)
+                self._safely(self._resume, directory)
 
     def _train_ends(self) -> None:
+        self._announced = False
         self._models.refine = None
         self._tracker.meter.clock.switch("other")
 

@@ -3,10 +3,11 @@
 Reads one JSON object a line, {"script", "arguments", "environ", "cwd", "output"}, where the script may be
 a module as well, and answers with the process id; when the fork has ended, its exit status is in the file
 "output" + ".status". A fork is a process as any other: the script is its main module, on its main thread,
-and it ends through Python's usual exit.
+and it ends through Python's usual exit. The arguments are modules to load as well.
 """
 
 import gc
+import importlib
 import json
 import os
 import runpy
@@ -17,6 +18,9 @@ from pathlib import Path
 
 import mlflow.store.tracking.sqlalchemy_store  # noqa: F401
 import paddle.io  # noqa: F401
+
+for module in sys.argv[1:]:
+    importlib.import_module(module)
 
 
 def become(request):
