@@ -13,6 +13,7 @@ from typing import Any
 
 import paddle
 import paddle.nn.functional as F
+from paddle.distributed.fleet.meta_parallel import ParallelCrossEntropy
 
 from mlflow_tokens.counting import BatchCounts, count_labels, find_fields, is_array, size
 from mlflow_tokens.patches import Patches
@@ -79,6 +80,7 @@ class ModelHooks:
         for name in ("cross_entropy", "softmax_with_cross_entropy"):
             if name in vars(F):
                 self._losses.wrap(F, name, self._loss_called)
+        self._losses.wrap(ParallelCrossEntropy, "forward", self._parallel_loss_called)
         for owner, name in ((paddle.Tensor, "backward"), (paddle.autograd, "backward"), (paddle, "grad")):
             self._losses.wrap(owner, name, self._backward_called)
 
@@ -238,6 +240,11 @@ class ModelHooks:
         except Exception as error:
             self._tracker.counting_failed(error)
         return original(*args, **kwargs)
+
+    def _parallel_loss_called(self, original: Any, layer: Any, *args: Any, **kwargs: Any) -> Any:
+        """The loss of a vocabulary that is split over ranks; each of them is given all labels."""
+        seen = {"ignore_index": getattr(layer, "ignore_index", -100), **kwargs}
+        return self._loss_called(lambda *_args, **_seen: original(layer, *args, **kwargs), *args, **seen)
 
     def _look_at_labels(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Count the labels of the newest micro-batch, unless they came with it or were counted before."""
