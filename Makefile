@@ -7,7 +7,7 @@ DEMO   := .demo
 HOST   ?= 127.0.0.1
 PORT   ?= 5000
 
-.PHONY: demo serve serve-visualdl test faults bench lint clean help
+.PHONY: demo serve serve-visualdl test test-trainers test-all faults bench lint clean help
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 18
@@ -29,6 +29,12 @@ serve-visualdl: $(VENV)/.demo  ## open VisualDL over the demo's logs
 test: $(VENV)/.test lint  ## run every test that fits in ten minutes on two cores
 	@$(BIN)/python -m pytest -n 2 --dist loadfile
 
+test-trainers: .venv-nlp/.test .venv-formers/.test  ## test PaddleNLP's and PaddleFormers' Trainers (five minutes)
+	@.venv-nlp/bin/python -m pytest tests/trainers
+	@.venv-formers/bin/python -m pytest tests/trainers
+
+test-all: test test-trainers  ## both
+
 faults: $(VENV)/.test  ## inject 1,000 faults into real jobs and write docs/faults.md (ten minutes)
 	@$(BIN)/python -m tests.faults --count 1000 --seed 1 --report docs/faults.md
 
@@ -41,7 +47,7 @@ lint: $(VENV)/.test
 	@$(BIN)/mypy
 
 clean:  ## remove the virtual environment and everything the demo made
-	rm -rf $(VENV) $(DEMO) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-nlp .venv-formers $(DEMO) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -58,4 +64,14 @@ $(VENV)/.demo: $(BIN)/python setup.py constraints.txt
 $(VENV)/.test: $(VENV)/.demo
 	@echo "Installing what the tests need"
 	@$(PIP) -e '.[test]'
+	@touch $@
+
+# Neither library installs beside what the other one, or the demo, needs.
+.venv-nlp/.test: TRAINER := paddlenlp==3.0.0b4
+.venv-formers/.test: TRAINER := paddleformers==1.2.0
+.venv-%/.test: setup.py constraints-%.txt
+	@echo "Installing $(TRAINER) into .venv-$* (about 2 GB, a few minutes once)"
+	@test -x .venv-$*/bin/python || $(PYTHON) -m venv .venv-$*
+	@.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-$*.txt \
+	    -e . paddlepaddle '$(TRAINER)' mlflow visualdl pytest
 	@touch $@
