@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.jobs import ROOT, ForkServer
+from tests.jobs import LAUNCHER, ROOT, ForkServer
 
 SCRIPT = Path(__file__).with_name("script.py")
 LIBRARIES = ("paddlenlp", "paddleformers")
@@ -123,5 +123,28 @@ def train_alone(library: str, store: str, tmp_path: Path) -> Train:
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return Training(done.returncode, done.stdout + done.stderr)
+
+    return run
+
+
+@pytest.fixture
+def launch(library: str, store: str, tmp_path: Path) -> Callable[..., list[Training]]:
+    """The same under Paddle's launcher, data parallel: what each rank has printed."""
+    environ = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MLFLOW_TRACKING_URI": store}
+
+    def run(processes: int, **case: Any) -> list[Training]:
+        options = [f"--nproc_per_node={processes}", f"--log_dir={tmp_path / 'logs'}"]
+        done = subprocess.run(
+            [sys.executable, "-m", LAUNCHER, *options, str(SCRIPT), json.dumps({"library": library, **case})],
+            cwd=tmp_path,
+            env=os.environ | environ,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        logs = [path.read_text() for path in sorted((tmp_path / "logs").glob("workerlog.*"))]
+        assert done.returncode == 0, "\n".join(logs) + done.stderr
+        return [Training(done.returncode, log) for log in logs]
 
     return run
