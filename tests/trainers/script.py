@@ -20,6 +20,7 @@ DEFAULTS = {
     "batches": "padded",  # or "fixed" (all 12 wide), "full" (without padding), "packed", "pairs", "dpo"
     "mask": True,
     "criterion": None,  # or "library", "pieces", "layer", "function"
+    "fused": False,  # the head and the loss are one, and see four positions at a time
     "lora": False,
     "tokenizer": None,  # or the name of its pad token
     "arguments": {},
@@ -259,6 +260,8 @@ class Pieces(paddle.nn.Layer):
 
 def model_of():
     values = {"fuse_rms_norm": False} if FORMERS else {"use_flash_attention": False}
+    if CASE["fused"]:
+        values |= {"use_fused_head_and_loss_fn": True, "loss_subbatch_sequence_length": 4}
     config = transformers.LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=16,

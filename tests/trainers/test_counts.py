@@ -54,6 +54,16 @@ def test_labels_that_go_into_a_criterion(stored: Stored, train: Train, criterion
     assert totals(stored) == expected(training.recount)
 
 
+@pytest.mark.parametrize("criterion", [None, "library"])
+def test_a_head_that_is_one_with_the_loss(
+    stored: Stored, train: Train, library: str, criterion: str | None
+) -> None:
+    if library == "paddlenlp":
+        pytest.skip("PaddleNLP's Llama has no fused head")
+    training = train(fused=True, criterion=criterion)
+    assert totals(stored) == expected(training.recount)
+
+
 def test_pairs_under_their_own_names(stored: Stored, train: Train) -> None:
     """The model is called twice a batch, with chosen and with rejected answers, of different widths."""
     training = train(batches="pairs")

@@ -32,6 +32,19 @@ def test_steps_without_a_logger(stored: Stored, train: Train) -> None:
     assert {4, 8} <= {step for step, _ in stored.points("tokens/computed")}
 
 
+def test_steps_whose_data_is_skipped(stored: Stored, train: Train) -> None:
+    """The Trainer counts them, as its script may wish; nothing is trained on in them."""
+    training = train(
+        options={"log_every_steps": 1}, arguments={"skip_data_intervals": [[2, 3]], "max_steps": 8}
+    )
+    trained = {step["step"]: step["computed"] for step in training.steps()}
+    assert len(trained) == 6
+    points = stored.points("tokens/computed")
+    assert points[-1] == (8, trained[8])
+    # Ours go on at the Trainer's steps once two of those say by how many it is ahead.
+    assert {step: value for step, value in points if step > 4} == {n: trained[n] for n in trained if n > 4}
+
+
 @pytest.mark.parametrize("install", ["callback", "added"])
 def test_by_hand(stored: Stored, train: Train, install: str) -> None:
     training = train(install=install, options={"log_every_steps": 1}, arguments=SAVE)
