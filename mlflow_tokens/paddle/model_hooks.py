@@ -21,6 +21,8 @@ from mlflow_tokens.tracker import Tracker
 
 #: Micro-batches that a model may be fed before an optimizer steps; more were never meant to be trained.
 _PENDING_LIMIT = 4096
+#: Paddle 2.6's hooks are not given what a layer is called with by name: there every call is looked at.
+_HOOKS_SEE_KEYWORDS = "with_kwargs" in inspect.signature(paddle.nn.Layer.register_forward_pre_hook).parameters
 
 
 class _Hook:
@@ -64,6 +66,7 @@ class ModelHooks:
         self._depth = threading.local()
         self._candidates: dict[int, _Candidate] = {}
         self._newest_is_candidate = False
+        self._all_found = False
         self._trained: weakref.WeakSet[Any] = weakref.WeakSet()
         self._handles: list[Any] = []
         self._names: weakref.WeakKeyDictionary[Any, tuple[str, ...]] = weakref.WeakKeyDictionary()
@@ -116,11 +119,14 @@ class ModelHooks:
         self._matched.add(optimizer)
         self._waiting.discard(optimizer)
         if not self._waiting:
-            self._discovery.revert()
+            self._all_found = True
+            if _HOOKS_SEE_KEYWORDS:
+                self._discovery.revert()
             self._candidates.clear()
         return True
 
     def _discover(self) -> None:
+        self._all_found = False
         if not self._discovery.active:
             self._discovery.wrap(paddle.nn.Layer, "__call__", self._layer_called)
 
@@ -133,9 +139,10 @@ class ModelHooks:
         if layer is None:
             return
         self._trained.add(layer)
-        self._handles.append(
-            layer.register_forward_pre_hook(_Hook(self._trained_layer_called), with_kwargs=True)
-        )
+        if _HOOKS_SEE_KEYWORDS:
+            self._handles.append(
+                layer.register_forward_pre_hook(_Hook(self._trained_layer_called), with_kwargs=True)
+            )
         if isinstance(layer, paddle.DataParallel):
             # Evaluation often calls the wrapped model itself.
             self._handles.append(layer._layers.register_forward_pre_hook(_Hook(self._wrapped_layer_called)))
@@ -156,7 +163,13 @@ class ModelHooks:
             self._depth.value = depth
 
     def _outermost_layer_called(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if layer in self._trained or not paddle.in_dynamic_mode() or self._in_backward():
+        if not paddle.in_dynamic_mode() or self._in_backward():
+            return
+        if layer in self._trained:
+            if not _HOOKS_SEE_KEYWORDS:
+                self._trained_layer_called(layer, args, kwargs)
+            return
+        if self._all_found:
             return
         candidate = self._candidates.get(id(layer))
         known = candidate is not None and candidate.layer() is layer
