@@ -18,6 +18,7 @@ from mlflow.utils.autologging_utils import AUTOLOGGING_INTEGRATIONS, autologging
 from mlflow_tokens.options import check_options
 from mlflow_tokens.paddle.checkpoint_hooks import CheckpointHooks
 from mlflow_tokens.paddle.model_hooks import ModelHooks
+from mlflow_tokens.paddle.moe_hooks import MoeHooks
 from mlflow_tokens.paddle.step_hooks import StepHooks, optimizer_classes
 from mlflow_tokens.paddle.trainer_hooks import TrainerHooks
 from mlflow_tokens.pricing import Price
@@ -117,6 +118,7 @@ class _Hooks:
         self._tracker = tracker
         self._mlflow_config = AUTOLOGGING_INTEGRATIONS.get("mlflow")
         self._models = ModelHooks(tracker, optimizer_classes())
+        self._gates = MoeHooks(tracker, self._models)
         self._steps = StepHooks(tracker, self._models, self._obey_mlflow)
         self._checkpoints = CheckpointHooks(tracker)
         self.trainers = TrainerHooks(tracker, self._models)
@@ -125,9 +127,9 @@ class _Hooks:
     def install(self) -> None:
         # Code that Paddle turns into a static graph must not have our wrappers turned with it.
         from mlflow_tokens import patches
-        from mlflow_tokens.paddle import model_hooks, step_hooks
+        from mlflow_tokens.paddle import model_hooks, moe_hooks, step_hooks
 
-        paddle.jit.ignore_module([patches, model_hooks, step_hooks])
+        paddle.jit.ignore_module([patches, model_hooks, moe_hooks, step_hooks])
         self._models.install()
         self._steps.install()
         self._checkpoints.install()
@@ -136,6 +138,7 @@ class _Hooks:
 
     def remove(self) -> None:
         self._models.remove()
+        self._gates.remove()
         self._steps.remove()
         self._checkpoints.remove()
         self.trainers.remove()

@@ -61,6 +61,10 @@ class ModelHooks:
     def __init__(self, tracker: Tracker, optimizer_classes: frozenset[type[Any]]) -> None:
         self._tracker = tracker
         self._optimizer_classes = optimizer_classes
+        self.watches: Callable[[Any], None] = lambda layer: None
+        """Called when a layer may be a trained model, before its first forward."""
+        self.stepped: Callable[[set[int]], None] = lambda parameters: None
+        """Called with the ids of its parameters when an optimizer not known yet has stepped."""
         self.refine: Callable[[BatchCounts], BatchCounts] | None = None
         """What a loop knows of the next micro-batch that the model is not told."""
         self._depth = threading.local()
@@ -107,6 +111,7 @@ class ModelHooks:
         if optimizer in self._matched:
             return True
         owned = {id(parameter) for parameter in _parameters(optimizer)}
+        self.stepped(owned)
         known = any(owned.intersection(map(id, layer.parameters())) for layer in self._trained)
         if not known:
             found = _leaders(
@@ -182,6 +187,7 @@ class ModelHooks:
             if not any(not parameter.stop_gradient for parameter in layer.parameters()):
                 return
             candidate = _Candidate(layer)
+            self.watches(layer)
         # The one called last is the last in the mapping.
         self._candidates.pop(id(layer), None)
         self._candidates[id(layer)] = candidate
