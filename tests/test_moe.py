@@ -340,6 +340,8 @@ SMALL = {
 def test_paddlenlp_s_gates_are_found(name: str, options: dict[str, Any], sparse_layers: int) -> None:
     """Found, not run: the experts of PaddleNLP 3.0.0b4 fail on Paddle 3.3 in their own indexing."""
     transformers = pytest.importorskip("paddlenlp.transformers")
+    if not hasattr(transformers, f"{name}Config"):
+        pytest.skip(f"this PaddleNLP has no {name}")
     config = getattr(transformers, f"{name}Config")(**SMALL, **options)
     model = getattr(transformers, f"{name}ForCausalLM")(config)
     gates, hidden = _gates_of(model)
