@@ -88,9 +88,9 @@ class Cadence:
             None if (step, position) == (self._last_step, self._last_position) else self._take(step, position)
         )
 
-    def restart(self, step: int, micro_batches: int, earlier_position: int) -> int:
-        """The run turns out to have a past, up to `earlier_position`: the position of its next snapshot."""
-        return self._take(step, max(earlier_position, self._axis(step, micro_batches)))
+    def restart(self, step: int, micro_batches: int, earlier_position: int, last_step: int) -> None:
+        """The run turns out to have a past, up to `earlier_position`; its last snapshot is of `last_step`."""
+        self._take(last_step, max(earlier_position, self._axis(step, micro_batches)))
 
     def rewind(self, step: int, micro_batches: int, position: int) -> None:
         """Training goes back to a checkpoint that was saved at `position`."""

@@ -172,7 +172,7 @@ class Runs:
             return
         run = self._run
         if run is None:
-            run = self._begin_run(active_binding())
+            run = self._begin_run(active_binding(), snapshot=True)
             position = max(position, self._position())
         run.recorder.put(self._moment(run, "step", position))
 
@@ -183,7 +183,8 @@ class Runs:
     def _position(self) -> int:
         return self._cadence.position(self.steps, self._micro_batches())
 
-    def _begin_run(self, bound: RunBound) -> OpenRun:
+    def _begin_run(self, bound: RunBound, *, snapshot: bool = False) -> OpenRun:
+        """Open the run. snapshot: of this step there is one, for which the run is opened."""
         checkpoint, self._resumes_from = self._resumes_from, None
         self._checkpoint = checkpoint
         self._run = open_run(
@@ -198,7 +199,8 @@ class Runs:
         recorder = self._run.recorder
         self._earlier_steps = recorder.earlier_step
         if recorder.earlier_step:
-            self._cadence.restart(self.steps, self._micro_batches(), recorder.earlier_position)
+            last_step = self.steps if snapshot else recorder.earlier_step
+            self._cadence.restart(self.steps, self._micro_batches(), recorder.earlier_position, last_step)
         return self._run
 
     def _end_run(self, status: str, *, dying: bool = False) -> None:

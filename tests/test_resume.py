@@ -17,6 +17,7 @@ import pytest
 import mlflow_tokens
 from mlflow_tokens.account import account_of
 from mlflow_tokens.journal import read_journal
+from mlflow_tokens.records import Quantities
 from tests.conftest import Stored
 
 
@@ -260,3 +261,22 @@ def test_a_run_whose_id_never_reached_the_journal_is_gone_on_with(stored: Stored
     tracker.close()
     assert stored.only_run().info.run_id == run
     check_totals(stored.metrics(), 35 + 5, 20 + 5)
+
+
+def test_a_checkpoint_right_after_the_resume_does_not_put_off_the_next_snapshot(
+    stored: Stored, tmp_path: Path
+) -> None:
+    state = crash_at_35(tmp_path)
+    tracker = start(tmp_path)
+    tracker.load_state_dict(state)
+    steps(tracker, 2)
+    tracker.state_dict()
+    steps(tracker, 8)
+    tracker.close()
+    (path,) = tmp_path.glob("*.jsonl")
+    records = [record for record in read_journal(path) if isinstance(record, Quantities)]
+    assert [(record.kind, record.step) for record in records][-3:] == [
+        ("checkpoint", 22),
+        ("step", 30),
+        ("final", 30),
+    ]
