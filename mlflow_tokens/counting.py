@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from mlflow_tokens.masks import by_diagonal, by_masked_rows, by_position, count_where
+
 #: A count that may still be on the device: an int, or a 0-d integer array.
 Scalar = Any
 
@@ -22,7 +24,7 @@ _MASKS = ("attention_mask", "padding_mask")
 _LABELS = ("labels", "label", "target_ids", "targets", "lm_labels", "target", "y")
 _NOT_IDS = (
     "t timesteps position_ids token_type_ids segment_ids task_type_ids seq_lens lengths cu_seqlens "
-    "loss_mask attn_mask decoder_attention_mask attn_mask_startend_row_indices"
+    "loss_mask attn_mask decoder_attention_mask attn_mask_startend_row_indices startend_row_indices"
 )
 _NEVER_IDS = frozenset((*_MASKS, *_LABELS, *_NOT_IDS.split()))
 _INTEGERS = ("int64", "int32", "int16")
@@ -62,6 +64,11 @@ class BatchCounts:
     """The shape of the ids, where they have rows."""
     lengths: Any = None
     """Valid tokens of each row, an array on the device; only where it was asked for."""
+    by_square: tuple[int, Scalar] | None = None
+    """Positions whose padding is told by masks of query by key, and how many of them those call text.
+
+    Such masks need not tell padding: while they call every position text, it is not known whether they do.
+    """
     by_source: Mapping[str, tuple[Scalar | None, Scalar | None]] = field(default_factory=dict)
     """Computed and valid tokens of each data source that was named."""
 
@@ -74,6 +81,8 @@ class Fields:
     mask: Any = None
     decoder_mask: Any = None
     labels: Any = None
+    startend: Any = None
+    """Flashmask: of each key, from which query on it is masked, or between which."""
 
 
 def count_batch(fields: Fields, policy: PadPolicy, *, by_row: bool = False) -> BatchCounts:
@@ -96,21 +105,34 @@ def count_batch(fields: Fields, policy: PadPolicy, *, by_row: bool = False) -> B
     trained: Scalar | None = None
     if fields.labels is not None:
         trained = count_labels(fields.labels, policy.ignore_index, label_sizes)
-    masks = (fields.mask, fields.decoder_mask)
     valid: Scalar | None = 0
-    reason = lengths = rows = width = None
+    reason = lengths = rows = width = by_square = None
     if len(fields.ids[0].shape) == 2:
         rows, width = fields.ids[0].shape
     for index, (ids, total) in enumerate(zip(fields.ids, sizes, strict=True)):
         rowwise = by_row and index == 0 and rows is not None
-        part, why = _valid(ids, total, masks[min(index, 1)], policy, rowwise)
+        mask, startend = (fields.decoder_mask, None) if index else (fields.mask, fields.startend)
+        if policy.none or total == 0:
+            part, square = total, False
+        else:
+            part, square = _valid(ids, mask, startend, policy, rowwise)
         if part is None:
-            valid, reason = None, why
+            valid, lengths, reason = None, None, _unreadable(mask, startend)
             break
         if rowwise and is_array(part):
             lengths, part = part, part.sum()
+        if square:
+            by_square = (total, part) if by_square is None else (by_square[0] + total, by_square[1] + part)
         valid = valid + part
-    return BatchCounts(sum(sizes), valid, trained, label_sizes, reason, rows, width, lengths)
+    return BatchCounts(sum(sizes), valid, trained, label_sizes, reason, rows, width, lengths, by_square)
+
+
+def read_scalar(value: Scalar | None) -> int | None:
+    """The number; None where it is unknown, as one below 0 says (see `masks`).
+
+    Reads device memory: not for the training thread.
+    """
+    return None if value is None or (number := int(value)) < 0 else number
 
 
 def given_counts(computed: Any, valid: Any, trained: Any) -> BatchCounts:
@@ -135,7 +157,7 @@ def given_counts(computed: Any, valid: Any, trained: Any) -> BatchCounts:
 
 def _whole(name: str, value: Any) -> Scalar:
     """An int; a tensor of one integer stays on its device, where its value is not looked at."""
-    if _is_integer(value) and size(value) == 1 and type(value).__module__ != "numpy":
+    if _is_integer(value) and size(value) == 1 and not _is_on_host(value):
         return value.reshape([])
     if isinstance(value, bool) or (number := operator.index(value)) < 0:
         raise ValueError(f"{name}={value!r} is not a number of tokens")
@@ -178,6 +200,7 @@ def find_fields(arguments: Any, names: tuple[str, ...] = ()) -> Fields:
         mask=_first(named, _MASKS),
         decoder_mask=_first(named, ("decoder_attention_mask",)),
         labels=_first(named, _LABELS),
+        startend=_first(named, ("attn_mask_startend_row_indices", "startend_row_indices")),
     )
 
 
@@ -206,6 +229,10 @@ def _flatten(
             yield from _flatten(item, (), names[index] if index < len(names) else None, depth + 1)
 
 
+def _is_on_host(value: Any) -> bool:
+    return type(value).__module__ == "numpy"
+
+
 def _is_integer(value: Any) -> bool:
     return is_array(value) and str(value.dtype).rpartition(".")[2] in _INTEGERS
 
@@ -223,37 +250,25 @@ def _label_sizes(ids: Any, total: int) -> tuple[int, int]:
     return total, total - rows
 
 
-Known = tuple[Scalar, None] | tuple[None, str]
-
-
-def _valid(ids: Any, total: int, mask: Any, policy: PadPolicy, by_row: bool) -> Known:
-    """Valid tokens: all in one or, where by_row is set and padding is not stated away, of each row."""
-    if policy.none or total == 0:
-        return total, None
-    if mask is not None:
-        return _valid_by_mask(ids, mask, by_row)
+def _valid(ids: Any, mask: Any, startend: Any, policy: PadPolicy, by_row: bool) -> tuple[Scalar | None, bool]:
+    """Valid tokens, all in one or of each row, or None; and whether a mask of query by key tells them."""
+    shape = list(ids.shape)
+    if is_array(mask) and (text := by_position(mask, shape, by_row)) is not None:
+        return text, False
     if policy.pad_token_id is not None:
-        return _count_true(ids != policy.pad_token_id, ids, by_row), None
-    return None, ('there is no attention mask; state pad_token_id=…, or pad="none" for packed data')
+        return count_where(ids != policy.pad_token_id, shape, by_row), False
+    if is_array(mask) and (text := by_diagonal(mask, shape, by_row)) is not None:
+        return text, True
+    if is_array(startend) and (text := by_masked_rows(startend, shape, by_row)) is not None:
+        return text, True
+    return None, False
 
 
-def _count_true(condition: Any, ids: Any, by_row: bool) -> Scalar:
-    return condition.reshape(list(ids.shape)).sum(-1) if by_row else condition.sum()
-
-
-def _valid_by_mask(ids: Any, mask: Any, by_row: bool) -> Known:
-    if not is_array(mask):
-        return None, f"the attention mask is a {type(mask).__name__}, not an array"
-    # A key-padding mask says one thing a position: [B, S], or [B, 1, 1, S] for broadcasting over heads.
-    # Equality with the ids but for axes of 1; the number of elements tells, since B and S are in order.
-    squeezed = [extent for extent in mask.shape if extent != 1]
-    if squeezed != [extent for extent in ids.shape if extent != 1]:
-        shape = "x".join(map(str, mask.shape))
-        return None, f"an attention mask of shape {shape} is not one value a position; state pad_token_id=…"
-    if "float" not in str(mask.dtype):
-        return _count_true(mask != 0, ids, by_row), None
-    # A float mask is either 1 = text, 0 = padding, or is added to the scores: 0 = text, very negative =
-    # padding. Which one is decided on the device, since reading it back would wait for the device.
-    multiplied, added = (mask > 0), (mask == 0)
-    is_added = multiplied.sum() == 0
-    return _count_true(multiplied, ids, by_row) + _count_true(added, ids, by_row) * is_added, None
+def _unreadable(mask: Any, startend: Any) -> str:
+    if mask is not None and not is_array(mask):
+        return f"the attention mask is a {type(mask).__name__}, not an array; state pad_token_id=…"
+    for name, array in (("an attention mask", mask), ("attn_mask_startend_row_indices", startend)):
+        if is_array(array):
+            shape = "x".join(map(str, array.shape))
+            return f"{name} of shape {shape} does not tell padding from text; state pad_token_id=…"
+    return 'there is no attention mask; state pad_token_id=…, or pad="none" for packed data'

@@ -134,6 +134,8 @@ def _counted(lengths: Any, width: int, weight: int) -> Lengths:
     buckets: dict[int, Bucket] = {}
     counted = Counter({width: lengths}) if isinstance(lengths, int) else Counter(lengths.tolist())
     for length, rows in counted.items():
+        if length < 0:  # of a mask that cannot be read
+            continue
         key, more = bucket_of(length), rows * weight
         before = buckets.get(key, (0, 0, 0))
         buckets[key] = (before[0] + more, before[1] + more * width, before[2] + more * length)

@@ -1,4 +1,4 @@
-"""What one rank has done so far: tokens, steps and seconds, with no I/O."""
+"""What one rank has done so far: tokens, steps and seconds."""
 
 from __future__ import annotations
 
@@ -9,12 +9,21 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mlflow_tokens.clock import Phase, PhaseClock
-from mlflow_tokens.counting import BatchCounts, Scalar
+from mlflow_tokens.counting import BatchCounts, Scalar, read_scalar
 from mlflow_tokens.lengths import Lengths, LengthSampler
+from mlflow_tokens.notices import say_once
 from mlflow_tokens.sources import SourceCounts, add_sources
 
 #: Steps whose totals can still be asked for, counted back from the newest.
 HISTORY = 512
+
+_NO_PADDING_YET = (
+    "Valid tokens are not logged until an attention mask shows padding: masks of query by key, as here, need "
+    'not tell it. Of packed data say pad="none", else state pad_token_id=….'
+)
+_UNREADABLE_MASK = (
+    "Valid tokens are unknown: the attention mask holds NaN, or whole numbers below 0; state pad_token_id=…."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +60,7 @@ class _Tally:
     skipped: Scalar | None = 0
     routed: int | None = 0
     by_source: Mapping[str, SourceCounts] = field(default_factory=dict)
+    by_square: tuple[int, Scalar] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +114,7 @@ class Meter:
         if self.clock.phase != "train":
             self.clock.switch("train")
         running = self._running
-        by_source = running.by_source
+        by_source, before, square = running.by_source, running.by_square, batch.by_square
         self._running = _Tally(
             running.micro_batches + 1,
             _add(running.computed, batch.computed),
@@ -113,6 +123,7 @@ class Meter:
             running.skipped,
             running.routed,
             add_sources(by_source, batch.by_source) if batch.by_source else by_source,
+            running.by_square if square is None else (before[0] + square[0], before[1] + square[1]),
         )
         if batch.width is not None and self._sampler.due(running.micro_batches):
             if batch.lengths is not None:
@@ -183,19 +194,27 @@ class Meter:
 
     def _read(self, mark: _Mark, final: bool, lengths: Lengths) -> Reading:
         tally = mark.tally
+        positions, text = tally.by_square
+        is_told = positions == 0 or int(text) != positions
+        if not is_told:
+            say_once("square", _NO_PADDING_YET)
+            lengths = Lengths()
+        valid = read_scalar(tally.valid) if is_told else None
+        if is_told and valid is None and tally.valid is not None:
+            say_once("unknown", _UNREADABLE_MASK)
         return Reading(
             rank=self.rank,
             step=mark.step,
             micro_batches=tally.micro_batches,
-            computed=_to_int(tally.computed),
-            valid=_to_int(tally.valid),
-            trained=_to_int(tally.trained),
+            computed=read_scalar(tally.computed),
+            valid=valid,
+            trained=read_scalar(tally.trained),
             seconds=mark.seconds,
             final=final,
-            skipped=_to_int(tally.skipped),
+            skipped=read_scalar(tally.skipped) if is_told else None,
             routed=tally.routed,
             by_source={
-                name: (_to_int(computed), _to_int(valid))
+                name: (read_scalar(computed), read_scalar(valid) if is_told else None)
                 for name, (computed, valid) in tally.by_source.items()
             },
             lengths=lengths,
@@ -204,7 +223,3 @@ class Meter:
 
 def _add(total: Any, part: Any) -> Any:
     return None if total is None or part is None else total + part
-
-
-def _to_int(value: Scalar | None) -> int | None:
-    return None if value is None else int(value)

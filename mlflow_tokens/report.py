@@ -148,7 +148,7 @@ def _totals(report: TokenReport) -> str:
         ("row length, mean · 行长均值", _number(report.mean_length)),
         ("row length, 95 % · 行长 95 分位", _number(report.p95_length)),
         ("widest row, padding included · 最大行宽（含填充）", _count(report.widest)),
-        ("rows that fill it, of which some may be cut · 填满该宽度的行（可能被截断）", _percent(report.full_row_ratio)),
+        ("rows that fill it, perhaps cut · 填满该宽度的行（可能被截断）", _percent(report.full_row_ratio)),
     ]  # fmt: skip
     return _table((), [row for row in rows if row[1]])
 

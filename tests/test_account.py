@@ -224,4 +224,7 @@ def test_every_metric_that_is_logged_is_in_the_list_with_a_name_mlflow_takes() -
     rare = {"cost/waste/rolled_back", "device/gap_hours", "tokens/skipped", "tokens/routed"}
     logged = {spec.name for spec in METRICS if spec.logged == "snapshot"} - rare
     assert set(derive(everything, account_of(head), "step").metrics) == logged
-    assert set(derive(everything, account_of(head), "final").metrics) == logged | {"cost/phase/train", "tokens/valid_ratio"}
+    assert set(derive(everything, account_of(head), "final").metrics) == logged | {
+        "cost/phase/train",
+        "tokens/valid_ratio",
+    }

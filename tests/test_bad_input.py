@@ -126,11 +126,22 @@ def test_a_mask_of_four_dimensions_one_value_a_key(stored: Stored) -> None:
     assert logged(stored, lambda model: labelled(model(batch))) == [8, 7, 5]
 
 
-def test_a_mask_of_four_dimensions_query_by_key(stored: Stored, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mask_of_four_dimensions_query_by_key(stored: Stored) -> None:
+    mask = paddle.to_tensor([[1, 1, 1, 0], [1, 1, 1, 1]]).reshape([2, 1, 1, 4]) * paddle.ones(
+        [2, 1, 4, 1], "int64"
+    )
+    batch = {"input_ids": paddle.to_tensor(IDS), "attention_mask": paddle.tril(mask)}
+    assert logged(stored, lambda model: labelled(model(batch))) == [8, 7, 5]
+
+
+def test_a_mask_of_four_dimensions_that_shows_no_padding(
+    stored: Stored, capsys: pytest.CaptureFixture[str]
+) -> None:
     batch = {"input_ids": paddle.to_tensor(IDS), "attention_mask": paddle.ones([2, 1, 4, 4])}
     assert logged(stored, lambda model: labelled(model(batch))) == [8, None, 5]
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if "unknown" in line]
-    assert "Valid tokens are unknown: an attention mask of shape 2x1x4x4" in line
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "padding" in line]
+    assert "Valid tokens are not logged until an attention mask shows padding" in line
+    assert 'pad="none"' in line and "pad_token_id" in line
 
 
 def test_positional_arguments_under_names_nobody_knows(stored: Stored) -> None:

@@ -70,14 +70,6 @@ def test_a_mask_that_is_added_to_the_scores_counts_its_zeros(minus: float) -> No
     assert counts({"input_ids": ids, "attention_mask": np.zeros((2, 8), "float32")}) == (16, 16, None)
 
 
-def test_a_mask_of_query_by_key_is_not_one_value_a_position_so_valid_is_unknown() -> None:
-    ids = padded([3, 5], 8)
-    causal = np.tril(np.ones((2, 1, 8, 8)))
-    counted = count_batch(find_fields({"input_ids": ids, "attention_mask": causal}), UNSTATED)
-    assert (counted.computed, counted.valid) == (16, None)
-    assert "2x1x8x8" in str(counted.reason)
-
-
 def test_encoder_and_decoder_inputs_are_both_computed() -> None:
     batch = {
         "input_ids": padded([3, 5], 8),
