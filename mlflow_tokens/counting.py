@@ -112,9 +112,9 @@ def count_batch(fields: Fields, policy: PadPolicy, *, by_row: bool = False) -> B
     for index, (ids, total) in enumerate(zip(fields.ids, sizes, strict=True)):
         rowwise = by_row and index == 0 and rows is not None
         mask, startend = (fields.decoder_mask, None) if index else (fields.mask, fields.startend)
-        if policy.none or total == 0:
-            part, square = total, False
-        else:
+        part: Scalar | None = total
+        square = False
+        if total and not policy.none:
             part, square = _valid(ids, mask, startend, policy, rowwise)
         if part is None:
             valid, lengths, reason = None, None, _unreadable(mask, startend)
@@ -225,6 +225,7 @@ def _flatten(
         for key, item in value.items():
             yield from _flatten(item, (), key if isinstance(key, str) else None, depth + 1)
     elif isinstance(value, tuple | list):
+        names = getattr(value, "_fields", names)
         for index, item in enumerate(value):
             yield from _flatten(item, (), names[index] if index < len(names) else None, depth + 1)
 
@@ -234,7 +235,11 @@ def _is_on_host(value: Any) -> bool:
 
 
 def _is_integer(value: Any) -> bool:
-    return is_array(value) and str(value.dtype).rpartition(".")[2] in _INTEGERS
+    return is_array(value) and _dtype(value) in _INTEGERS
+
+
+def _dtype(array: Any) -> str:
+    return str(array.dtype).rpartition(".")[2]
 
 
 def _is_ids(value: Any, dimensions: tuple[int, ...] = (1, 2)) -> bool:
@@ -245,30 +250,33 @@ def _first(named: Mapping[str, Any], names: Iterable[str]) -> Any:
     return next((named[name] for name in names if named.get(name) is not None), None)
 
 
-def _label_sizes(ids: Any, total: int) -> tuple[int, int]:
-    rows = ids.shape[0] if len(ids.shape) == 2 else 1
-    return total, total - rows
+def _label_sizes(ids: Any, total: int) -> frozenset[int]:
+    """One label a position, or one less a row; as many as there are rows may be a class a row."""
+    if len(ids.shape) != 2 or total == 0:
+        return frozenset((total, max(0, total - 1)))
+    rows = ids.shape[0]
+    return frozenset((total, total - rows)) - {rows}
 
 
 def _valid(ids: Any, mask: Any, startend: Any, policy: PadPolicy, by_row: bool) -> tuple[Scalar | None, bool]:
     """Valid tokens, all in one or of each row, or None; and whether a mask of query by key tells them."""
     shape = list(ids.shape)
-    if is_array(mask) and (text := by_position(mask, shape, by_row)) is not None:
+    readable = is_array(mask) and _dtype(mask).startswith(("bool", "int", "uint", "float", "bfloat"))
+    if readable and (text := by_position(mask, shape, by_row)) is not None:
         return text, False
     if policy.pad_token_id is not None:
         return count_where(ids != policy.pad_token_id, shape, by_row), False
-    if is_array(mask) and (text := by_diagonal(mask, shape, by_row)) is not None:
+    if readable and (text := by_diagonal(mask, shape, by_row)) is not None:
         return text, True
-    if is_array(startend) and (text := by_masked_rows(startend, shape, by_row)) is not None:
+    if _is_integer(startend) and (text := by_masked_rows(startend, shape, by_row)) is not None:
         return text, True
     return None, False
 
 
 def _unreadable(mask: Any, startend: Any) -> str:
-    if mask is not None and not is_array(mask):
-        return f"the attention mask is a {type(mask).__name__}, not an array; state pad_token_id=…"
     for name, array in (("an attention mask", mask), ("attn_mask_startend_row_indices", startend)):
         if is_array(array):
             shape = "x".join(map(str, array.shape))
-            return f"{name} of shape {shape} does not tell padding from text; state pad_token_id=…"
+            told = f"{name} of {_dtype(array)} and shape {shape}"
+            return f"{told} does not tell padding from text; state pad_token_id=…"
     return 'there is no attention mask; state pad_token_id=…, or pad="none" for packed data'

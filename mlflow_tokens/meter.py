@@ -125,7 +125,7 @@ class Meter:
             add_sources(by_source, batch.by_source) if batch.by_source else by_source,
             running.by_square if square is None else (before[0] + square[0], before[1] + square[1]),
         )
-        if batch.width is not None and self._sampler.due(running.micro_batches):
+        if batch.width and self._sampler.due(running.micro_batches):
             if batch.lengths is not None:
                 self._sampler.add(batch.lengths, batch.width)
             elif batch.rows is not None and isinstance(batch.valid, int) and batch.valid == batch.computed:

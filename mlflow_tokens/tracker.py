@@ -160,6 +160,9 @@ class Tracker:
                 counts = given_counts(computed, valid, trained)
             else:
                 counts = self.count_fields(find_fields(batch))
+                if counts.computed is None:
+                    reason = f"{counts.reason}; name them input_ids, or say count(computed=…, valid=…)"
+                    counts = replace(counts, reason=reason)
                 key = self.options.source_key
                 if source is None and key is not None and isinstance(batch, Mapping):
                     source = batch.get(key)
@@ -325,7 +328,12 @@ class Tracker:
 
     def counting_failed(self, error: BaseException) -> None:
         """Counting went wrong: the totals are unknown from here on, and training goes on."""
-        say_once("counting", "Counting failed, token totals are unknown from here on: %r", error)
+        say_once(
+            "counting",
+            "Counting failed, token totals are unknown from here on (a Tracker's count(computed=…, valid=…) "
+            "does not depend on the batch): %r",
+            error,
+        )
         self.meter.count(BatchCounts(None, None, None))
 
     def _at_exit(self) -> None:
