@@ -65,6 +65,8 @@ class ModelHooks:
         """Called when a layer may be a trained model, before its first forward."""
         self.stepped: Callable[[set[int]], None] = lambda parameters: None
         """Called with the ids of its parameters when an optimizer not known yet has stepped."""
+        self.before_batch: Callable[[], None] = lambda: None
+        """Called before a micro-batch of a trained model is counted, or one that evaluates it."""
         self.refine: Callable[[BatchCounts], BatchCounts] | None = None
         """What a loop knows of the next micro-batch that the model is not told."""
         self._depth = threading.local()
@@ -130,6 +132,10 @@ class ModelHooks:
             self._candidates.clear()
         return True
 
+    def others_train(self, optimizer: Any) -> bool:
+        """Whether there are more optimizers that train models, or may."""
+        return any(other is not optimizer for other in (*self._matched, *self._waiting))
+
     def _discover(self) -> None:
         self._all_found = False
         if not self._discovery.active:
@@ -180,6 +186,7 @@ class ModelHooks:
         known = candidate is not None and candidate.layer() is layer
         if not _is_training(layer):
             if known:
+                self.before_batch()
                 self._tracker.evaluates()
             return
         if candidate is None or not known:
@@ -192,14 +199,17 @@ class ModelHooks:
         self._candidates.pop(id(layer), None)
         self._candidates[id(layer)] = candidate
         self._newest_is_candidate = True
+        self.before_batch()
         self._tracker.trains()
         candidate.add(self._count(layer, args, kwargs))
 
     def _trained_layer_called(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         try:
             if not _is_training(layer):
+                self.before_batch()
                 self._tracker.evaluates()
             elif not self._in_backward():
+                self.before_batch()
                 self._newest_is_candidate = False
                 self._tracker.count_tokens(self._count(layer, args, kwargs))
         except Exception as error:
@@ -208,6 +218,7 @@ class ModelHooks:
     def _wrapped_layer_called(self, layer: Any, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
         try:
             if not _is_training(layer):
+                self.before_batch()
                 self._tracker.evaluates()
         except Exception as error:
             self._tracker.counting_failed(error)
