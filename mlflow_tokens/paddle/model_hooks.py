@@ -84,7 +84,9 @@ class ModelHooks:
     def install(self) -> None:
         """Begin to look for models and at losses."""
         # Optimizers that were made before us may train models that have not been fed yet.
-        self._waiting.update(item for item in gc.get_objects() if type(item) in self._optimizer_classes)
+        # One without parameters (Paddle keeps such a thing in fleet) trains nothing.
+        made = [item for item in gc.get_objects() if type(item) in self._optimizer_classes]
+        self._waiting.update(item for item in made if _parameters(item))
         self._discover()
         for name in ("cross_entropy", "softmax_with_cross_entropy"):
             if name in vars(F):
