@@ -11,7 +11,7 @@ from pathlib import Path
 import mlflow
 from rich.console import Console
 
-from benchmarks import accelerated, live
+from benchmarks import accelerated, counting, live
 from tests.servers import mlflow_server
 
 REPORT = Path(__file__).parent.parent / "docs" / "benchmarks.md"
@@ -27,6 +27,8 @@ def main() -> None:
             for what, value in live.emit(folder, between=between).items():
                 limit = "50" if what.startswith("a snapshot") else ""
                 lines.append((f"training thread, {text}: {what}, µs", f"{value:.1f}", limit))
+        status.update("counting a micro-batch, on two ranks")
+        lines += [(f"counting, {what}", value, limit) for what, value, limit in counting.measure()]
         status.update("memory, rows and the journal of a million steps")
         lines.append(
             (

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from mlflow_tokens.masks import by_diagonal, by_masked_rows, by_position, count_where
@@ -20,13 +21,14 @@ Scalar = Any
 _IDS = ("input_ids", "decoder_input_ids")
 _IDS_NAMES = ("src_ids", "token_ids", "tokens", "ids")
 _IDS_ALIASES = (*_IDS_NAMES, "src", "x", "input", "inputs")
+_STARTEND = ("attn_mask_startend_row_indices", "startend_row_indices")
 _MASKS = ("attention_mask", "padding_mask")
 _LABELS = ("labels", "label", "target_ids", "targets", "lm_labels", "target", "y")
 _NOT_IDS = (
     "t timesteps position_ids token_type_ids segment_ids task_type_ids seq_lens lengths cu_seqlens "
-    "loss_mask attn_mask decoder_attention_mask attn_mask_startend_row_indices startend_row_indices"
+    "loss_mask attn_mask decoder_attention_mask"
 )
-_NEVER_IDS = frozenset((*_MASKS, *_LABELS, *_NOT_IDS.split()))
+_NEVER_IDS = frozenset((*_MASKS, *_LABELS, *_STARTEND, *_NOT_IDS.split()))
 _INTEGERS = ("int64", "int32", "int16")
 
 
@@ -96,19 +98,18 @@ def count_batch(fields: Fields, policy: PadPolicy, *, by_row: bool = False) -> B
     """
     if not fields.ids:
         return BatchCounts(None, None, None, reason="no token ids were recognised in the batch")
-    sizes = [size(ids) for ids in fields.ids]
-    label_sizes = frozenset(
-        candidate
-        for ids, total in zip(fields.ids, sizes, strict=True)
-        for candidate in _label_sizes(ids, total)
-    )
+    shapes = [list(ids.shape) for ids in fields.ids]
+    sizes = [math.prod(shape) for shape in shapes]
+    label_sizes = _label_sizes(shapes[0], sizes[0])
+    for shape, total in zip(shapes[1:], sizes[1:], strict=True):
+        label_sizes |= _label_sizes(shape, total)
     trained: Scalar | None = None
     if fields.labels is not None:
         trained = count_labels(fields.labels, policy.ignore_index, label_sizes)
     valid: Scalar | None = 0
     reason = lengths = rows = width = by_square = None
-    if len(fields.ids[0].shape) == 2:
-        rows, width = fields.ids[0].shape
+    if len(shapes[0]) == 2:
+        rows, width = shapes[0]
     for index, (ids, total) in enumerate(zip(fields.ids, sizes, strict=True)):
         rowwise = by_row and index == 0 and rows is not None
         mask, startend = (fields.decoder_mask, None) if index else (fields.mask, fields.startend)
@@ -171,36 +172,29 @@ def count_labels(labels: Any, ignore_index: int, label_sizes: Iterable[int]) -> 
     return (labels != ignore_index).sum() if size(labels) else 0
 
 
-def find_fields(arguments: Any, names: tuple[str, ...] = ()) -> Fields:
+def find_fields(arguments: Any) -> Fields:
     """Find ids, mask and labels in what a model was called with.
 
     Args:
         arguments: a mapping, an array, or a sequence of those, as a loader or a caller hands them over.
-        names: parameter names of the positional part, where the callee's signature tells them.
     """
     named: dict[str, Any] = {}
     unnamed: list[Any] = []
-    for name, value in _flatten(arguments, names):
-        if name is None:
-            unnamed.append(value)
-        else:
-            named.setdefault(name, value)
-    ids = tuple(named[name] for name in _IDS if _is_ids(named.get(name)))
+    _collect(arguments, None, named, unnamed)
+    ids = tuple(named[name] for name in _IDS if name in named and _is_ids(named[name]))
     if not ids:
-        candidates = [named.get(name) for name in _IDS_ALIASES]
+        candidates = [named[name] for name in _IDS_ALIASES if name in named]
         candidates += unnamed
         candidates += [value for name, value in named.items() if name not in _NEVER_IDS]
-        ids = tuple(
-            value for value in candidates if value is not None and _is_ids(value) and len(value.shape) == 2
-        )[:1]
+        ids = tuple(value for value in candidates if _is_ids(value) and len(value.shape) == 2)[:1]
         # A flat batch is told from a class a row or a time step by its name alone.
         ids = ids or tuple(named[name] for name in _IDS_NAMES if _is_ids(named.get(name)))[:1]
     return Fields(
-        ids=ids,
-        mask=_first(named, _MASKS),
-        decoder_mask=_first(named, ("decoder_attention_mask",)),
-        labels=_first(named, _LABELS),
-        startend=_first(named, ("attn_mask_startend_row_indices", "startend_row_indices")),
+        ids,
+        _first(named, _MASKS),
+        named.get("decoder_attention_mask"),
+        _first(named, _LABELS),
+        _first(named, _STARTEND),
     )
 
 
@@ -211,23 +205,32 @@ def size(array: Any) -> int:
 
 def is_array(value: Any) -> bool:
     """Whether this is a tensor or an array rather than a container, a number or text."""
-    return hasattr(value, "shape") and hasattr(value, "dtype")
+    kind: Any = type(value)
+    return _is_array_type(kind) or (hasattr(value, "shape") and hasattr(value, "dtype"))
 
 
-def _flatten(
-    value: Any, names: tuple[str, ...] = (), name: str | None = None, depth: int = 0
-) -> Iterator[tuple[str | None, Any]]:
+@lru_cache(maxsize=256)
+def _is_array_type(kind: type[Any]) -> bool:
+    # Asked of a tensor, each of the two costs more than all the rest.
+    return hasattr(kind, "shape") and hasattr(kind, "dtype")
+
+
+def _collect(value: Any, name: str | None, named: dict[str, Any], unnamed: list[Any], depth: int = 0) -> None:
+    """Sort the arrays of a batch into those with a name and those without."""
     if is_array(value):
-        yield name, value
-    elif depth > 3:
+        if name is None:
+            unnamed.append(value)
+        else:
+            named.setdefault(name, value)
+    elif value is None or depth > 3:
         return
     elif isinstance(value, Mapping):
         for key, item in value.items():
-            yield from _flatten(item, (), key if isinstance(key, str) else None, depth + 1)
+            _collect(item, key if isinstance(key, str) else None, named, unnamed, depth + 1)
     elif isinstance(value, tuple | list):
-        names = getattr(value, "_fields", names)
+        names = getattr(value, "_fields", ())
         for index, item in enumerate(value):
-            yield from _flatten(item, (), names[index] if index < len(names) else None, depth + 1)
+            _collect(item, names[index] if index < len(names) else None, named, unnamed, depth + 1)
 
 
 def _is_on_host(value: Any) -> bool:
@@ -239,7 +242,12 @@ def _is_integer(value: Any) -> bool:
 
 
 def _dtype(array: Any) -> str:
-    return str(array.dtype).rpartition(".")[2]
+    return _name_of(array.dtype)
+
+
+@lru_cache(maxsize=256)
+def _name_of(dtype: Any) -> str:
+    return str(dtype).rpartition(".")[2]
 
 
 def _is_ids(value: Any, dimensions: tuple[int, ...] = (1, 2)) -> bool:
@@ -247,21 +255,23 @@ def _is_ids(value: Any, dimensions: tuple[int, ...] = (1, 2)) -> bool:
 
 
 def _first(named: Mapping[str, Any], names: Iterable[str]) -> Any:
-    return next((named[name] for name in names if named.get(name) is not None), None)
+    for name in names:
+        if name in named:
+            return named[name]
+    return None
 
 
-def _label_sizes(ids: Any, total: int) -> frozenset[int]:
+def _label_sizes(shape: list[int], total: int) -> frozenset[int]:
     """One label a position, or one less a row; as many as there are rows may be a class a row."""
-    if len(ids.shape) != 2 or total == 0:
+    if len(shape) != 2 or total == 0:
         return frozenset((total, max(0, total - 1)))
-    rows = ids.shape[0]
-    return frozenset((total, total - rows)) - {rows}
+    return frozenset((total, total - shape[0])) - {shape[0]}
 
 
 def _valid(ids: Any, mask: Any, startend: Any, policy: PadPolicy, by_row: bool) -> tuple[Scalar | None, bool]:
     """Valid tokens, all in one or of each row, or None; and whether a mask of query by key tells them."""
     shape = list(ids.shape)
-    readable = is_array(mask) and _dtype(mask).startswith(("bool", "int", "uint", "float", "bfloat"))
+    readable = mask is not None and _dtype(mask).startswith(("bool", "int", "uint", "float", "bfloat"))
     if readable and (text := by_position(mask, shape, by_row)) is not None:
         return text, False
     if policy.pad_token_id is not None:
@@ -275,7 +285,7 @@ def _valid(ids: Any, mask: Any, startend: Any, policy: PadPolicy, by_row: bool) 
 
 def _unreadable(mask: Any, startend: Any) -> str:
     for name, array in (("an attention mask", mask), ("attn_mask_startend_row_indices", startend)):
-        if is_array(array):
+        if array is not None:
             shape = "x".join(map(str, array.shape))
             told = f"{name} of {_dtype(array)} and shape {shape}"
             return f"{told} does not tell padding from text; state pad_token_id=…"

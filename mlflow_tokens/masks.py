@@ -26,7 +26,7 @@ def by_position(mask: Any, shape: list[int], by_row: bool) -> Any | None:
     Returns:
         An integer array without dimensions, of one by row; None where the mask has another shape.
     """
-    if _without_ones(mask.shape) != _without_ones(shape):
+    if (mask_shape := list(mask.shape)) != shape and _without_ones(mask_shape) != _without_ones(shape):
         return None
     return _text(mask, shape, by_row)
 
@@ -76,10 +76,11 @@ def count_where(condition: Any, shape: list[int], by_row: bool) -> Any:
 
 
 def _text(mask: Any, shape: list[int], by_row: bool) -> Any:
-    if "float" not in str(mask.dtype):
-        text = count_where(mask != 0, shape, by_row)
+    kind = str(mask.dtype)
+    if "float" not in kind:
+        text = count_where(mask if "bool" in kind else mask != 0, shape, by_row)
         # A script's masks are all of one kind, so those of the sample tell.
-        return _unless((mask < 0).any(), text) if by_row and "int" in str(mask.dtype) else text
+        return _unless((mask < 0).any(), text) if by_row and "int" in kind else text
     # A float mask is either 1 = text, 0 = padding, or is added to the scores: 0 = text, very negative =
     # padding. Which one is decided on the device, since reading it back would wait for the device.
     multiplied, added = (mask > 0), (mask == 0)
@@ -92,5 +93,5 @@ def _unless(unreadable: Any, text: Any) -> Any:
     return text - unreadable.astype("int64") * UNREADABLE
 
 
-def _without_ones(shape: Any) -> list[int]:
+def _without_ones(shape: list[int]) -> list[int]:
     return [extent for extent in shape if extent != 1]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from mlflow_tokens.clock import Phase, PhaseClock
 from mlflow_tokens.counting import BatchCounts, Scalar, read_scalar
@@ -49,9 +50,11 @@ class Reading:
     lengths: Lengths = field(default_factory=Lengths)
 
 
-@dataclass(frozen=True, slots=True)
-class _Tally:
-    """Running totals; the scalars may still be on the device. A total once unknown stays unknown."""
+class _Tally(NamedTuple):
+    """Running totals; the scalars may still be on the device. A total once unknown stays unknown.
+
+    A tuple, since one is made for every micro-batch.
+    """
 
     micro_batches: int = 0
     computed: Scalar | None = 0
@@ -59,7 +62,7 @@ class _Tally:
     trained: Scalar | None = 0
     skipped: Scalar | None = 0
     routed: int | None = 0
-    by_source: Mapping[str, SourceCounts] = field(default_factory=dict)
+    by_source: Mapping[str, SourceCounts] = MappingProxyType({})
     by_square: tuple[int, Scalar] = (0, 0)
 
 
@@ -140,11 +143,11 @@ class Meter:
     def count_labels(self, trained: Scalar) -> None:
         """Add the trained tokens of the newest micro-batch, seen on their way into the loss."""
         self._awaiting_labels.pop()
-        self._running = replace(self._running, trained=_add(self._running.trained, trained))
+        self._running = self._running._replace(trained=_add(self._running.trained, trained))
 
     def count_routed(self, routed: int | None) -> None:
         """Add tokens x experts that a gate has chosen for the newest micro-batch."""
-        self._running = replace(self._running, routed=_add(self._running.routed, routed))
+        self._running = self._running._replace(routed=_add(self._running.routed, routed))
 
     def skip_step(self) -> None:
         """The optimizer has left out the step: what was counted for it was computed, and trained nothing."""
@@ -152,7 +155,7 @@ class Meter:
         now, then = running.valid, before.valid
         lost = None if now is None or then is None else now - then
         with self._lock:
-            self._running = self._committed = replace(running, skipped=_add(running.skipped, lost))
+            self._running = self._committed = running._replace(skipped=_add(running.skipped, lost))
 
     def step(self) -> int:
         """End the optimizer step and return its number, from 1."""
@@ -166,7 +169,7 @@ class Meter:
     def _end_micro_batches(self) -> _Tally:
         if self._awaiting_labels:
             self._awaiting_labels.clear()
-            self._running = replace(self._running, trained=None)
+            self._running = self._running._replace(trained=None)
         self.clock.mark()
         return self._running
 
