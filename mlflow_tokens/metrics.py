@@ -48,8 +48,8 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec(
         "tokens/effective",
         "tokens",
-        "valid tokens that were not rolled back by a restart",
-        "未因重启回滚的有效词元",
+        "valid tokens of steps that were neither skipped nor rolled back by a restart",
+        "未被跳过、也未因重启回滚的步的有效词元",
     ),
     MetricSpec(
         "throughput/tokens_per_second",
