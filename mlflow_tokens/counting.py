@@ -83,6 +83,8 @@ class Fields:
     mask: Any = None
     decoder_mask: Any = None
     labels: Any = None
+    loss_mask: Any = None
+    """1 where a label is trained on."""
     startend: Any = None
     """Flashmask: of each key, from which query on it is masked, or between which."""
 
@@ -92,7 +94,7 @@ def count_batch(fields: Fields, policy: PadPolicy, *, by_row: bool = False) -> B
 
     computed: all positions of all ids, padding included.
     valid: the mask's, else those whose id is not the stated pad id, else unknown.
-    trained: labels != ignore_index; unknown while no labels are seen.
+    trained: labels != ignore_index, under the loss mask if there is one; unknown while no labels are seen.
 
     by_row: give the valid tokens of each row as well, of the first ids (an encoder's).
     """
@@ -105,7 +107,7 @@ def count_batch(fields: Fields, policy: PadPolicy, *, by_row: bool = False) -> B
         label_sizes |= _label_sizes(shape, total)
     trained: Scalar | None = None
     if fields.labels is not None:
-        trained = count_labels(fields.labels, policy.ignore_index, label_sizes)
+        trained = count_labels(fields.labels, policy.ignore_index, label_sizes, fields.loss_mask)
     valid: Scalar | None = 0
     reason = lengths = rows = width = by_square = None
     if len(shapes[0]) == 2:
@@ -165,11 +167,19 @@ def _whole(name: str, value: Any) -> Scalar:
     return number
 
 
-def count_labels(labels: Any, ignore_index: int, label_sizes: Iterable[int]) -> Scalar | None:
+def count_labels(
+    labels: Any, ignore_index: int, label_sizes: Iterable[int], loss_mask: Any = None
+) -> Scalar | None:
     """Labels that are trained on; None when there is not one label a token (a class a row, soft labels)."""
-    if not _is_integer(labels) or size(labels) not in label_sizes:
+    total = size(labels)
+    if not _is_integer(labels) or total not in label_sizes:
         return None
-    return (labels != ignore_index).sum() if size(labels) else 0
+    if loss_mask is None:
+        return (labels != ignore_index).sum() if total else 0
+    if size(loss_mask) != total:
+        return None
+    is_trained = (labels != ignore_index).reshape([-1]) & (loss_mask != 0).reshape([-1])
+    return is_trained.sum() if total else 0
 
 
 def find_fields(arguments: Any) -> Fields:
@@ -194,6 +204,7 @@ def find_fields(arguments: Any) -> Fields:
         _first(named, _MASKS),
         named.get("decoder_attention_mask"),
         _first(named, _LABELS),
+        named.get("loss_mask"),
         _first(named, _STARTEND),
     )
 

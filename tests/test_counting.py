@@ -137,6 +137,15 @@ def test_another_ignore_index() -> None:
     assert counts({"input_ids": padded([4], 4), "labels": labels}, PadPolicy(ignore_index=0))[2] == 2
 
 
+@pytest.mark.parametrize("shape", [(2, 4), (2, 4, 1), (8,)])
+def test_a_loss_mask_says_which_labels_are_trained_on(shape: tuple[int, ...]) -> None:
+    labels = np.array([[5, 6, 7, -100], [5, 6, -100, -100]])
+    loss_mask = np.array([[0, 1, 1, 1], [0, 1, 0, 0]], "float32").reshape(shape)
+    batch = {"input_ids": padded([4, 4], 4), "labels": labels, "loss_mask": loss_mask}
+    assert counts(batch)[2] == 3  # 6 and 7 of the first row, 6 of the second
+    assert counts({**batch, "loss_mask": loss_mask.reshape(-1)[:4]})[2] is None
+
+
 @given(st.lists(st.integers(0, 64), min_size=1, max_size=8))
 def test_any_padding_agrees_with_adding_up_the_lengths(lengths: list[int]) -> None:
     width = max(*lengths, 1)
