@@ -14,6 +14,7 @@ from mlflow_tokens.counting import BatchCounts, Scalar, read_scalar
 from mlflow_tokens.lengths import Lengths, LengthSampler
 from mlflow_tokens.notices import say_once
 from mlflow_tokens.sources import SourceCounts, add_sources
+from mlflow_tokens.topology import Place
 
 #: Steps whose totals can still be asked for, counted back from the newest.
 HISTORY = 512
@@ -33,7 +34,7 @@ class Reading:
 
     skipped: valid tokens of steps that were not taken. routed: tokens x experts that they were sent to.
     by_source: computed and valid tokens of each data source. lengths: of a sample of the rows, up to the
-    moment of reading; in octaves, unless the reading is a live one.
+    moment of reading; in octaves, unless the reading is a live one. place: whose tokens these are.
     """
 
     rank: int
@@ -48,6 +49,7 @@ class Reading:
     routed: int | None = 0
     by_source: Mapping[str, tuple[int | None, int | None]] = field(default_factory=dict)
     lengths: Lengths = field(default_factory=Lengths)
+    place: Place = field(default_factory=Place)
 
 
 class _Tally(NamedTuple):

@@ -24,6 +24,7 @@ from mlflow_tokens.clock import PHASES
 from mlflow_tokens.lengths import Lengths
 from mlflow_tokens.meter import Reading
 from mlflow_tokens.notices import logger
+from mlflow_tokens.topology import Place
 
 PROTOCOL = 1
 _LINE_LIMIT = 64 * 1024
@@ -365,7 +366,18 @@ def _reading_of(payload: Mapping[str, Any]) -> Reading:
             int(lengths["width"]),
             int(lengths["full"]),
         ),
+        place=_place_of(payload["place"]),
         **{kind: _count_of(payload[kind]) for kind in ("computed", "valid", "trained", "skipped", "routed")},  # type: ignore[arg-type]
+    )
+
+
+def _place_of(payload: Mapping[str, Any]) -> Place:
+    sliced, fingerprint = payload["sliced"], payload["fingerprint"]
+    return Place(
+        replica=bool(payload["replica"]),
+        sequence=tuple(map(int, payload["sequence"])),
+        sliced=None if sliced is None else bool(sliced),
+        fingerprint=None if fingerprint is None else (int(fingerprint[0]), int(fingerprint[1])),
     )
 
 
