@@ -372,11 +372,10 @@ def _reading_of(payload: Mapping[str, Any]) -> Reading:
 
 
 def _place_of(payload: Mapping[str, Any]) -> Place:
-    sliced, fingerprint = payload["sliced"], payload["fingerprint"]
+    fingerprint = payload["fingerprint"]
     return Place(
         replica=bool(payload["replica"]),
         sequence=tuple(map(int, payload["sequence"])),
-        sliced=None if sliced is None else bool(sliced),
         fingerprint=None if fingerprint is None else (int(fingerprint[0]), int(fingerprint[1])),
     )
 

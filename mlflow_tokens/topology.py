@@ -18,14 +18,11 @@ class Place:
 
     replica: another rank is fed the same tokens (tensor and pipeline parallel ranks but the first).
     sequence: the ranks that work on the same sequences, this one included; empty if it is alone.
-    sliced: whether what is counted on each of them is its own slice; None if nobody has said, then
-    `fingerprint` tells.
     fingerprint: micro-batches that went into it, and a number that depends on their ids and order.
     """
 
     replica: bool = False
     sequence: tuple[int, ...] = ()
-    sliced: bool | None = None
     fingerprint: tuple[int, int] | None = None
 
 
@@ -64,8 +61,8 @@ class _Placed(Protocol):
 def ranks_with_tokens(readings: Iterable[_Placed]) -> frozenset[int] | None:
     """The ranks whose tokens add up to the job's; None while that is not known.
 
-    Ranks that share sequences hold slices if that was said, or if their fingerprints of as many
-    micro-batches differ; if these are equal they were all fed the whole sequences, and the first counts.
+    Ranks that share sequences hold slices if their fingerprints of as many micro-batches differ; if these
+    are equal they were all fed the whole sequences, and the first one's count.
     """
     holding = {reading.rank: reading.place for reading in readings if not reading.place.replica}
     chosen: set[int] = set()
@@ -84,9 +81,6 @@ def ranks_with_tokens(readings: Iterable[_Placed]) -> frozenset[int] | None:
 
 
 def _are_slices(places: list[Place]) -> bool | None:
-    said = {place.sliced for place in places}
-    if said in ({True}, {False}):
-        return said == {True}
     prints = {place.fingerprint for place in places}
     if None in prints or len({count for count, _ in filter(None, prints)}) != 1:
         return None
