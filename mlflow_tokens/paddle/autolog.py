@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 try:
@@ -14,9 +15,12 @@ except ImportError as error:
         "Without Paddle, count by hand with mlflow_tokens.Tracker."
     ) from error
 from mlflow.utils.autologging_utils import AUTOLOGGING_INTEGRATIONS, autologging_integration
+from paddle.nn import Layer
 
 from mlflow_tokens.options import check_options
 from mlflow_tokens.paddle.checkpoint_hooks import CheckpointHooks
+from mlflow_tokens.paddle.graph_hooks import GraphHooks
+from mlflow_tokens.paddle.loss_hooks import LossHooks
 from mlflow_tokens.paddle.model_hooks import ModelHooks
 from mlflow_tokens.paddle.moe_hooks import MoeHooks
 from mlflow_tokens.paddle.step_hooks import StepHooks, optimizer_classes
@@ -38,6 +42,7 @@ def autolog(
     pad: str | None = None,
     ignore_index: int = -100,
     source_key: str | None = None,
+    model: Layer | Sequence[Layer] | None = None,
     visualdl: str | os.PathLike[str] | None = None,
     jsonl: str | os.PathLike[str] | None = None,
     journal_dir: str | os.PathLike[str] | None = None,
@@ -52,7 +57,12 @@ def autolog(
     snapshots to the MLflow run that is active at the first of them (one is started if there is none)
     and to VisualDL, from global rank 0 alone. `mlflow.autolog(disable=True)` turns it off as well.
 
+    Every model that is trained counts, if it is fed token ids: of a generator and a discriminator those that
+    are, a teacher not. A step is an update that follows a new batch of tokens.
+
     Args:
+        model: count this model alone, or these (`paddle.nn.Layer`), whatever else is trained: an actor and
+            not its critic. The layer that is given token ids, or one around it.
         disable: take every hook out again; the last snapshot is written first.
         price, log_every_steps, pad_token_id, pad, ignore_index, source_key, visualdl, jsonl, journal_dir,
             bill_gaps, silent: as for `mlflow_tokens.Tracker`.
@@ -62,6 +72,7 @@ def autolog(
 
     Raises:
         ValueError: an option cannot be used; the message says what can.
+        TypeError: `model` is no `paddle.nn.Layer`.
         ImportError: `visualdl` is given and VisualDL is not installed.
     """
     options: dict[str, Any] = {
@@ -78,9 +89,13 @@ def autolog(
         "silent": silent,
     }
     check_options(**options, environ=os.environ)
+    models = _checked_models(model)
     _uninstall()
     # MLflow's decorator keeps the configuration and calls the function unless disable is set.
     tracker: Tracker | None = _autolog(disable=disable, **options)
+    # MLflow would keep the models alive, were they among the options.
+    if _installed is not None and models:
+        _installed.count_only(models)
     return tracker
 
 
@@ -104,6 +119,30 @@ def train_begins(args: Any, state: Any, model: Any, tokenizer: Any) -> None:
         _installed.trainers.train_begins(args, state, model, tokenizer)
 
 
+def _checked_models(model: Any) -> list[Layer]:
+    """The models that a user has named.
+
+    Raises:
+        TypeError: something that is no layer.
+        ValueError: nothing in it can be trained.
+    """
+    if model is None:
+        return []
+    models = list(model) if isinstance(model, list | tuple | set | frozenset) else [model]
+    for layer in models:
+        if not isinstance(layer, Layer):
+            hint = "; of a paddle.Model it is .network" if isinstance(layer, paddle.Model) else ""
+            raise TypeError(
+                f"model=… must be the paddle.nn.Layer that is trained, or a list of them{hint}, "
+                f"not a {type(layer).__module__}.{type(layer).__qualname__}"
+            )
+        if all(parameter.stop_gradient for parameter in layer.parameters()):
+            raise ValueError(f"model=… names a {type(layer).__name__} with no parameter that can be trained")
+    if not models:
+        raise ValueError("model=… is empty; leave it out to count every model that is trained")
+    return models
+
+
 def _uninstall() -> None:
     global _installed
     if _installed is not None:
@@ -118,6 +157,8 @@ class _Hooks:
         self._tracker = tracker
         self._mlflow_config = AUTOLOGGING_INTEGRATIONS.get("mlflow")
         self._models = ModelHooks(tracker, optimizer_classes())
+        self._losses = LossHooks(tracker, self._models)
+        self._graphs = GraphHooks(tracker, self._models)
         self._gates = MoeHooks(tracker, self._models)
         self._steps = StepHooks(tracker, self._models, self._obey_mlflow)
         self._checkpoints = CheckpointHooks(tracker)
@@ -125,19 +166,21 @@ class _Hooks:
         self._script = ScriptHooks(tracker)
 
     def install(self) -> None:
-        # Code that Paddle turns into a static graph must not have our wrappers turned with it.
-        from mlflow_tokens import patches
-        from mlflow_tokens.paddle import model_hooks, moe_hooks, step_hooks
-
-        paddle.jit.ignore_module([patches, model_hooks, moe_hooks, step_hooks])
         self._models.install()
+        self._losses.install()
+        self._graphs.install()
         self._steps.install()
         self._checkpoints.install()
         self.trainers.install()
         self._script.install()
 
+    def count_only(self, models: Sequence[Layer]) -> None:
+        self._models.count_only(models)
+
     def remove(self) -> None:
         self._models.remove()
+        self._losses.remove()
+        self._graphs.remove()
         self._gates.remove()
         self._steps.remove()
         self._checkpoints.remove()

@@ -17,7 +17,7 @@ import paddle
 from paddle.jit.dy2static.program_translator import StaticFunction
 
 from mlflow_tokens.notices import say_once
-from mlflow_tokens.paddle.model_hooks import ModelHooks, _Hook, _is_training
+from mlflow_tokens.paddle.model_hooks import Hook, ModelHooks
 from mlflow_tokens.tracker import Tracker
 
 _CHOSEN = ("top_k", "num_experts_per_tok")
@@ -33,7 +33,7 @@ class MoeHooks:
 
     def __init__(self, tracker: Tracker, models: ModelHooks) -> None:
         self._tracker = tracker
-        self._calls = models
+        self._learning = models.learning
         models.watches, models.stepped = self.watch, self.optimizer_stepped
         self._models: weakref.WeakKeyDictionary[Any, _Watched] = weakref.WeakKeyDictionary()
         self._parts: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -94,8 +94,8 @@ class MoeHooks:
     def model_called(self, layer: Any) -> None:
         try:
             # A part of a watched model is called in it without gradients where it will be recomputed.
-            if layer not in self._parts and not self._calls._in_backward():
-                self._now.learning = _is_training(layer)
+            if layer not in self._parts and not self._learning.in_backward:
+                self._now.learning = self._learning.is_training(layer)
         except Exception as error:
             self._failed(error)
 
@@ -109,7 +109,7 @@ class MoeHooks:
     def gate_called(self, watched: _Watched, inputs: tuple[Any, ...], chosen: Callable[[], Any]) -> None:
         """Tokens are about to pass a gate that chooses so many experts for each of them."""
         try:
-            if not getattr(self._now, "learning", False) or self._calls._in_backward():
+            if not getattr(self._now, "learning", False) or self._learning.in_backward:
                 return
             experts = chosen()
             if not inputs or not isinstance(experts, int):
@@ -146,15 +146,8 @@ class _Watched:
         self.routed = None if self.routed is None or routed is None else self.routed + routed
 
 
-class _ModelHook(_Hook):
-    """The hook on a watched model; a copy of it does nothing.
-
-    Where a function that calls the model is traced (SOT), our code may be walked through: that takes a
-    bound method that is an attribute of another object for one of that object. So there is none.
-    """
-
-    def __init__(self, hooks: MoeHooks) -> None:
-        self._hooks = hooks
+class _ModelHook(Hook):
+    """The hook on a watched model; a copy of it does nothing."""
 
     def __call__(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
         if paddle.in_dynamic_mode():
@@ -169,7 +162,7 @@ class _AfterHook(_ModelHook):
             self._hooks.model_left()
 
 
-class _GateHook(_Hook):
+class _GateHook(Hook):
     """The hook on a gate; a copy of it does nothing."""
 
     def __init__(self, hooks: MoeHooks, watched: _Watched, chosen: Callable[[], Any]) -> None:
