@@ -9,8 +9,15 @@ from typing import NamedTuple
 from mlflow_tokens.clock import PHASES
 from mlflow_tokens.lengths import Lengths, merge, since
 from mlflow_tokens.meter import Reading
+from mlflow_tokens.notices import say_once
 from mlflow_tokens.ranks import Question
 from mlflow_tokens.records import Quantities, SegmentStart, SnapshotKind
+from mlflow_tokens.topology import ranks_with_tokens
+
+_NO_FINGERPRINTS = (
+    "Tokens are unknown: ranks share sequences (sep or context parallel), and it cannot be told whether each "
+    "was fed its slice or all of them. Count the batches themselves, on every rank."
+)
 
 
 class Moment(NamedTuple):
@@ -50,14 +57,18 @@ def quantities(
 ) -> Quantities:
     """Add up the readings of all ranks, less what each had when the run began.
 
-    Every rank holds tokens of its own (data parallel), and a device each. A kind of token that one
+    Every rank has a device, and tokens of its own unless its place says otherwise. A kind of token that one
     rank does not know is unknown for all, and everything is while a rank has never reported.
     """
     own, first = readings[0], baseline.get(0)
     tokens: dict[str, int] = {}
     complete = len(readings) == segment.world_size
-    for kind in ("computed", "valid", "trained") if complete else ():
-        if (total := _total(readings, baseline, kind)) is not None:
+    chosen = ranks_with_tokens(readings.values()) if complete else None
+    if complete and chosen is None:
+        say_once("slices", _NO_FINGERPRINTS)
+    holding = {rank: reading for rank, reading in readings.items() if chosen is not None and rank in chosen}
+    for kind in ("computed", "valid", "trained") if holding else ():
+        if (total := _total(holding, baseline, kind)) is not None:
             tokens[kind] = total
     seconds = {
         phase: round(
@@ -86,11 +97,16 @@ def quantities(
         tokens=tokens,
         device_seconds={segment.device_type: {phase: held for phase, held in seconds.items() if held}},
         rewinds=past.rewinds,
-        skipped=_total(readings, baseline, "skipped"),
-        routed=_total(readings, baseline, "routed"),
-        by_source=_by_source(readings, baseline) if complete else {},
-        lengths=_lengths(readings, baseline, fine=moment.question.live),
+        skipped=_total(holding, baseline, "skipped") if holding else None,
+        routed=_total(holding, baseline, "routed") if holding else None,
+        by_source=_by_source(holding, baseline),
+        lengths=Lengths() if _are_slices(holding) else _lengths(holding, baseline, fine=moment.question.live),
     )
+
+
+def _are_slices(readings: Mapping[int, Reading]) -> bool:
+    """Whether ranks hold slices of the same sequences: these have no lengths of their own."""
+    return any(rank != min(reading.place.sequence, default=rank) for rank, reading in readings.items())
 
 
 def _total(readings: Mapping[int, Reading], baseline: Mapping[int, Reading], kind: str) -> int | None:

@@ -73,6 +73,8 @@ class BatchCounts:
     """
     by_source: Mapping[str, tuple[Scalar | None, Scalar | None]] = field(default_factory=dict)
     """Computed and valid tokens of each data source that was named."""
+    fingerprint: Scalar | None = None
+    """A number that depends on the ids and their order; only where it was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,18 @@ def count_batch(fields: Fields, policy: PadPolicy, *, by_row: bool = False) -> B
             by_square = (total, part) if by_square is None else (by_square[0] + total, by_square[1] + part)
         valid = valid + part
     return BatchCounts(sum(sizes), valid, trained, label_sizes, reason, rows, width, lengths, by_square)
+
+
+def fingerprint_of(fields: Fields) -> Scalar | None:
+    """A number that depends on the ids and their order in each row, on the device; None without ids.
+
+    The sum of id times position, so that the slices of a sequence differ unless all ids are the same.
+    """
+    if not fields.ids or size(fields.ids[0]) == 0:
+        return None
+    ids = fields.ids[0].astype("int64")
+    position = (ids == ids).astype("int64").cumsum(-1)  # noqa: PLR0124
+    return (ids * position).sum()
 
 
 def read_scalar(value: Scalar | None) -> int | None:

@@ -14,9 +14,10 @@ from mlflow_tokens.options import Options
 from mlflow_tokens.pricing import Price
 from mlflow_tokens.ranks import Job
 from mlflow_tokens.records import SegmentStart
+from mlflow_tokens.topology import Topology
 
 
-def describe_segment(job: Job, options: Options) -> SegmentStart:
+def describe_segment(job: Job, options: Options, topology: Topology | None) -> SegmentStart:
     """A new segment of this job, beginning now."""
     segment = uuid.uuid4().hex
     policy = options.pad_policy
@@ -29,7 +30,7 @@ def describe_segment(job: Job, options: Options) -> SegmentStart:
         devices_by_node=job.devices_by_node,
         token_definition=f"valid = computed - padding; trained = labels != {policy.ignore_index}",
         valid_source=str(policy),
-        topology=f"data parallel {job.world_size}",
+        topology=f"data {job.world_size}" if topology is None else str(topology),
         version=__version__,
         boot=boot_id(),
         bill_gaps=options.bill_gaps,

@@ -14,10 +14,13 @@ from mlflow_tokens.counting import BatchCounts, Scalar, read_scalar
 from mlflow_tokens.lengths import Lengths, LengthSampler
 from mlflow_tokens.notices import say_once
 from mlflow_tokens.sources import SourceCounts, add_sources
-from mlflow_tokens.topology import Place
+from mlflow_tokens.topology import Place, Topology
 
 #: Steps whose totals can still be asked for, counted back from the newest.
 HISTORY = 512
+
+#: Micro-batches that go into the fingerprint of a rank that shares sequences with others.
+FINGERPRINTS = 16
 
 _NO_PADDING_YET = (
     "Valid tokens are not logged until an attention mask shows padding: masks of query by key, as here, need "
@@ -66,6 +69,7 @@ class _Tally(NamedTuple):
     routed: int | None = 0
     by_source: Mapping[str, SourceCounts] = MappingProxyType({})
     by_square: tuple[int, Scalar] = (0, 0)
+    fingerprint: tuple[int, Scalar] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,8 @@ class Meter:
     def __init__(self, rank: int, clock: PhaseClock) -> None:
         self.rank = rank
         self.clock = clock
+        self.topology: Topology | None = None
+        """How this rank's tokens relate to those of others; None for data parallel ranks."""
         self._lock = threading.Lock()
         self._running = _Tally()
         self._awaiting_labels: deque[frozenset[int]] = deque()
@@ -114,6 +120,12 @@ class Meter:
         """Whether the next micro-batch is to be counted by rows."""
         return self._sampler.due(self._running.micro_batches)
 
+    @property
+    def wants_fingerprint(self) -> bool:
+        """Whether the next micro-batch is to be counted with a fingerprint."""
+        topology = self.topology
+        return bool(topology and topology.sequence and self._running.fingerprint[0] < FINGERPRINTS)
+
     def count(self, batch: BatchCounts) -> None:
         """Add one micro-batch; it belongs to the step that `step` ends next."""
         if self.clock.phase != "train":
@@ -129,6 +141,9 @@ class Meter:
             running.routed,
             add_sources(by_source, batch.by_source) if batch.by_source else by_source,
             running.by_square if square is None else (before[0] + square[0], before[1] + square[1]),
+            running.fingerprint
+            if batch.fingerprint is None
+            else _printed(running.fingerprint, batch.fingerprint),
         )
         if batch.width and self._sampler.due(running.micro_batches):
             if batch.lengths is not None:
@@ -223,7 +238,22 @@ class Meter:
                 for name, (computed, valid) in tally.by_source.items()
             },
             lengths=lengths,
+            place=self._place(tally),
         )
+
+    def _place(self, tally: _Tally) -> Place:
+        topology = self.topology
+        if topology is None:
+            return Place()
+        printed, value = tally.fingerprint
+        known = printed > 0 or tally.micro_batches == 0
+        return Place(topology.replica, topology.sequence, (printed, int(value)) if known else None)
+
+
+def _printed(before: tuple[int, Scalar], more: Scalar) -> tuple[int, Scalar]:
+    """The fingerprint of one micro-batch more; which of two came first matters."""
+    count, value = before
+    return count + 1, value + (count + 1) * more
 
 
 def _add(total: Any, part: Any) -> Any:

@@ -189,7 +189,7 @@ class Runs:
         self._checkpoint = checkpoint
         self._run = open_run(
             bound,
-            describe_segment(self._team.job, self.options),
+            describe_segment(self._team.job, self.options, self._meter.topology),
             self.options,
             collect=self._team.collect,
             baseline=self._baseline,

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
-
-#: Axes along which ranks are fed different data; along every other one they are fed the same.
-DATA_AXES = ("data", "sharding")
-#: Axes along which ranks work on slices of the same sequences.
-SEQUENCE_AXES = ("sep", "context")
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,27 +24,58 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """Sizes of the parallel axes, and this rank's coordinate on each.
+    """The parallel axes of a job, and what this rank's coordinates on them mean.
 
-    sizes, coordinates: by axis (data, sharding, tensor, pipeline, sep, context); an axis that is left out
-    has one rank. ranks: of the whole job.
+    sizes: ranks along data, sharding, sep, context, tensor and pipeline. Ranks are fed different data along
+    data and sharding, and the same along tensor and pipeline. Context ranks are sharding ranks as well.
+    replica, sequence: as in `Place`.
     """
 
     sizes: Mapping[str, int] = field(default_factory=dict)
-    coordinates: Mapping[str, int] = field(default_factory=dict)
+    replica: bool = False
     sequence: tuple[int, ...] = ()
 
-    @property
-    def replica(self) -> bool:
-        """Whether another rank is fed the same tokens."""
-        return any(
-            coordinate
-            for axis, coordinate in self.coordinates.items()
-            if axis not in DATA_AXES and axis not in SEQUENCE_AXES
-        )
-
     def __str__(self) -> str:
-        return " x ".join(f"{axis} {size}" for axis, size in self.sizes.items() if size > 1) or "one rank"
+        return " x ".join(f"{axis} {size}" for axis, size in self.sizes.items() if size > 1) or "data 1"
+
+
+def topology_of_process() -> Topology | None:
+    """What fleet says of this process; None without fleet, or before `fleet.init`.
+
+    Looks at fleet where the script has loaded it, and loads nothing.
+    """
+    fleet = sys.modules.get("paddle.distributed.fleet")
+    if fleet is None:
+        return None
+    try:
+        group = fleet.get_hybrid_communicate_group()
+    except (AttributeError, AssertionError):
+        return None
+    return topology_of(group)
+
+
+def topology_of(group: Any) -> Topology:
+    """Read Paddle's HybridCommunicateGroup, or one with expert parallelism, which adds context ranks.
+
+    Experts are spread over data and sharding ranks, whose tokens are their own.
+    """
+    context = getattr(group, "get_context_parallel_world_size", lambda: 1)()
+    sep = group.get_sep_parallel_world_size()
+    sizes = {
+        "data": group.get_data_parallel_world_size(),
+        "sharding": group.get_sharding_parallel_world_size(),
+        "sep": sep,
+        "context": context,
+        "tensor": group.get_model_parallel_world_size(),
+        "pipeline": group.get_pipe_parallel_world_size(),
+    }
+    sequence: list[int] = []
+    if sep > 1:
+        sequence = group.get_sep_parallel_group().ranks
+    elif context > 1:
+        sequence = group.get_context_parallel_group().ranks
+    replica = bool(group.get_model_parallel_rank() or group.get_stage_id())
+    return Topology(sizes, replica, tuple(sequence))
 
 
 class _Placed(Protocol):

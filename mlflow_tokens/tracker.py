@@ -22,9 +22,10 @@ from mlflow_tokens.counting import (
     Scalar,
     count_batch,
     find_fields,
+    fingerprint_of,
     given_counts,
 )
-from mlflow_tokens.meter import Meter
+from mlflow_tokens.meter import FINGERPRINTS, Meter
 from mlflow_tokens.notices import say_once, set_up
 from mlflow_tokens.options import Options, check_options, price_advice
 from mlflow_tokens.pricing import Price
@@ -35,6 +36,7 @@ from mlflow_tokens.signals import Terminator
 from mlflow_tokens.sinks.visualdl import require_visualdl
 from mlflow_tokens.sources import by_source
 from mlflow_tokens.team import Team
+from mlflow_tokens.topology import topology_of_process
 
 _current: Tracker | None = None
 _charged_until: float | None = None
@@ -263,7 +265,14 @@ class Tracker:
         if counts.valid is None and counts.reason is not None:
             what = "Tokens are" if counts.computed is None else "Valid tokens are"
             say_once("unknown", "%s unknown: %s.", what, counts.reason)
+        self._find_topology()
         self.meter.count(counts)
+
+    def _find_topology(self) -> None:
+        """Look whether fleet has been set up, which scripts do before they train."""
+        meter = self.meter
+        if self._job.world_size > 1 and meter.topology is None and meter.micro_batches < FINGERPRINTS:
+            meter.topology = topology_of_process()
 
     def learn(self, pad_policy: PadPolicy) -> None:
         """How padding is told from text turns out to be known, from the batches to come on."""
@@ -272,8 +281,11 @@ class Tracker:
 
     def count_fields(self, fields: Fields) -> BatchCounts:
         """Count the arrays of a batch, by rows where the sample of lengths or its sources need that."""
-        by_row = self.meter.samples_lengths or self._source is not None or self.options.source_key is not None
-        return count_batch(fields, self.options.pad_policy, by_row=by_row)
+        self._find_topology()
+        meter = self.meter
+        by_row = meter.samples_lengths or self._source is not None or self.options.source_key is not None
+        counts = count_batch(fields, self.options.pad_policy, by_row=by_row)
+        return replace(counts, fingerprint=fingerprint_of(fields)) if meter.wants_fingerprint else counts
 
     def of_source(self, counts: BatchCounts, names: str | Sequence[str] | None = None) -> BatchCounts:
         """The counts with the tokens of each source: of `names`, or of what `source()` was told."""
