@@ -223,6 +223,23 @@ def find_fields(arguments: Any) -> Fields:
     )
 
 
+def is_spread(array: Any) -> bool:
+    """Whether this is a tensor of Paddle's auto parallel: its shape is the whole one's, on every process."""
+    is_dist = getattr(array, "is_dist", None)
+    return is_dist is not None and bool(is_dist())
+
+
+def local(array: Any) -> Any:
+    """What this process has of a tensor that is spread over several: sums of it wait for nobody."""
+    return array._local_value() if is_spread(array) else array
+
+
+def local_fields(fields: Fields) -> Fields:
+    """The same with what this process has of each array."""
+    others = (fields.mask, fields.decoder_mask, fields.labels, fields.loss_mask, fields.startend)
+    return Fields(tuple(map(local, fields.ids)), *map(local, others))
+
+
 def size(array: Any) -> int:
     """Number of elements, from the shape alone."""
     return math.prod(array.shape)

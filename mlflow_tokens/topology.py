@@ -78,6 +78,20 @@ def topology_of(group: Any) -> Topology:
     return Topology(sizes, replica, tuple(sequence))
 
 
+def topology_of_tensor(tensor: Any, rank: int) -> Topology:
+    """How a tensor of Paddle's auto parallel is spread: processes along a dimension of its mesh hold parts of
+    it, or the same.
+    """
+    mesh = tensor.process_mesh
+    sizes = {"data": 1, "tensor": 1}
+    replica = rank not in mesh.process_ids
+    for name, extent, placement in zip(mesh.dim_names, mesh.shape, tensor.placements, strict=True):
+        sizes["data" if placement.is_shard() else "tensor"] *= extent
+        if not replica and not placement.is_shard():
+            replica = mesh.get_rank_by_dim_and_process_id(name, rank) != 0
+    return Topology(sizes, replica)
+
+
 class _Placed(Protocol):
     @property
     def rank(self) -> int: ...

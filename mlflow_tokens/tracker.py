@@ -24,6 +24,8 @@ from mlflow_tokens.counting import (
     find_fields,
     fingerprint_of,
     given_counts,
+    is_spread,
+    local_fields,
 )
 from mlflow_tokens.meter import FINGERPRINTS, Meter
 from mlflow_tokens.notices import say_once, set_up
@@ -36,7 +38,7 @@ from mlflow_tokens.signals import Terminator
 from mlflow_tokens.sinks.visualdl import require_visualdl
 from mlflow_tokens.sources import by_source
 from mlflow_tokens.team import Team
-from mlflow_tokens.topology import topology_of_process
+from mlflow_tokens.topology import topology_of_process, topology_of_tensor
 
 _current: Tracker | None = None
 _charged_until: float | None = None
@@ -281,8 +283,13 @@ class Tracker:
 
     def count_fields(self, fields: Fields) -> BatchCounts:
         """Count the arrays of a batch, by rows where the sample of lengths or its sources need that."""
-        self._find_topology()
         meter = self.meter
+        if fields.ids and is_spread(fields.ids[0]):
+            meter.topology = meter.topology or topology_of_tensor(fields.ids[0], self._job.rank)
+            if self._job.rank not in fields.ids[0].process_mesh.process_ids:
+                return BatchCounts(0, 0, 0)
+            fields = local_fields(fields)
+        self._find_topology()
         by_row = meter.samples_lengths or self._source is not None or self.options.source_key is not None
         counts = count_batch(fields, self.options.pad_policy, by_row=by_row)
         return replace(counts, fingerprint=fingerprint_of(fields)) if meter.wants_fingerprint else counts

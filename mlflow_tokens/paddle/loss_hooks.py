@@ -10,7 +10,7 @@ import paddle
 import paddle.nn.functional as F
 from paddle.distributed.fleet.meta_parallel import ParallelCrossEntropy
 
-from mlflow_tokens.counting import is_array
+from mlflow_tokens.counting import is_array, local
 from mlflow_tokens.paddle.model_hooks import ModelHooks
 from mlflow_tokens.patches import Patches
 from mlflow_tokens.tracker import Tracker
@@ -70,7 +70,7 @@ class LossHooks:
             if learning.with_gradients and paddle.in_dynamic_mode() and not learning.in_backward:
                 labels, ignore_index = signature.read(args, kwargs)
                 if is_array(labels):
-                    self._models.labels_seen(labels, ignore_index)
+                    self._models.labels_seen(local(labels), ignore_index)
         except Exception as error:
             self._tracker.counting_failed(error)
 
