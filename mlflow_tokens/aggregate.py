@@ -64,7 +64,7 @@ def quantities(
     tokens: dict[str, int] = {}
     complete = len(readings) == segment.world_size
     chosen = ranks_with_tokens(readings.values()) if complete else None
-    if complete and chosen is None:
+    if any(reading.place.sequence and reading.place.fingerprint is None for reading in readings.values()):
         say_once("slices", _NO_FINGERPRINTS)
     holding = {rank: reading for rank, reading in readings.items() if chosen is not None and rank in chosen}
     for kind in ("computed", "valid", "trained") if holding else ():
