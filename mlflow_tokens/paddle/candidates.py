@@ -5,9 +5,10 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
-from mlflow_tokens.counting import BatchCounts, is_array
+from mlflow_tokens.counting import BatchCounts, Scalar, is_array
 
 #: Micro-batches that a model may be fed before an optimizer steps; more were never meant to be trained.
 PENDING_LIMIT = 4096
@@ -29,6 +30,15 @@ class Candidate:
             reason = f"{PENDING_LIMIT} micro-batches went by without an optimizer step"
             self.batches = [BatchCounts(None, None, None, reason=reason)]
         self.batches.append(counts)
+
+    def fits(self, labels_size: int) -> bool:
+        """Whether so many labels would fit the newest micro-batch."""
+        return bool(self.batches) and labels_size in self.batches[-1].label_sizes
+
+    def learn(self, trained: Scalar | None) -> None:
+        """How many tokens of the newest micro-batch are trained on; None: unknown, whatever else is seen."""
+        sizes = self.batches[-1].label_sizes if trained is not None else frozenset()
+        self.batches[-1] = replace(self.batches[-1], trained=trained, label_sizes=sizes)
 
     @property
     def has_ids(self) -> bool:

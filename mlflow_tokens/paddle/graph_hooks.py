@@ -87,10 +87,19 @@ def _keep_out_of_graphs() -> None:
     there would end the training.
     """
     from mlflow_tokens import patches
-    from mlflow_tokens.paddle import learning, loss_hooks, model_hooks, moe_hooks, step_hooks
+    from mlflow_tokens.paddle import layer_hooks, learning, loss_hooks, model_hooks, moe_hooks, step_hooks
 
     paddle.jit.ignore_module(
-        [patches, sys.modules[__name__], learning, loss_hooks, model_hooks, moe_hooks, step_hooks]
+        [
+            patches,
+            sys.modules[__name__],
+            layer_hooks,
+            learning,
+            loss_hooks,
+            model_hooks,
+            moe_hooks,
+            step_hooks,
+        ]
     )
     try:
         from paddle.jit.sot.opcode_translator import skip_files

@@ -8,7 +8,6 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -17,51 +16,13 @@ import paddle
 from mlflow_tokens.counting import BatchCounts, count_labels, find_fields, is_array, size
 from mlflow_tokens.notices import say_once
 from mlflow_tokens.paddle.candidates import PENDING_LIMIT, Candidate, holds_no_tokens, leaders, outermost
+from mlflow_tokens.paddle.layer_hooks import TrainedHook, WrappedHook
 from mlflow_tokens.paddle.learning import Learning, unwrapped
 from mlflow_tokens.patches import Patches
 from mlflow_tokens.tracker import Tracker
 
 #: Paddle 2.6's hooks are not given what a layer is called with by name: there every call is looked at.
 _HOOKS_SEE_KEYWORDS = "with_kwargs" in inspect.signature(paddle.nn.Layer.register_forward_pre_hook).parameters
-
-
-class Hook:
-    """A hook of ours on a layer, of which copies do nothing.
-
-    A deep copy of a model (an average of its weights, a teacher) is not the model that is trained, and a
-    model that is pickled must load where mlflow_tokens is not installed: a copy is the exit of the
-    standard library's null context, which takes anything and returns None.
-
-    Where a function that calls the model is traced (SOT), our code may be walked through: that takes a
-    bound method that is an attribute of another object for one of that object. So there is none.
-    """
-
-    def __init__(self, hooks: Any) -> None:
-        self._hooks = hooks
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return nullcontext().__exit__
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return getattr, (nullcontext(), "__exit__")
-
-
-class _TrainedHook(Hook):
-    """The hook on a trained model."""
-
-    def __call__(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
-        # While a model is turned into a static graph (`paddle.jit.save`) hooks are called too, without
-        # keywords and with symbols instead of tensors.
-        if paddle.in_dynamic_mode():
-            self._hooks.trained_layer_called(layer, args, kwargs or {})
-
-
-class _WrappedHook(Hook):
-    """The hook on what is in a trained wrapper."""
-
-    def __call__(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
-        if paddle.in_dynamic_mode():
-            self._hooks.wrapped_layer_called(layer)
 
 
 class ModelHooks:
@@ -89,6 +50,7 @@ class ModelHooks:
         self.learning = Learning()
         self._candidates: dict[int, Candidate] = {}
         self._newest_is_candidate = False
+        self._came_with_labels: frozenset[int] = frozenset()
         self._named = False
         self._fed_ids = False
         self._without_tokens: deque[BatchCounts] = deque(maxlen=PENDING_LIMIT)
@@ -202,10 +164,10 @@ class ModelHooks:
             return
         self._trained.add(layer)
         if _HOOKS_SEE_KEYWORDS:
-            self._handles.append(layer.register_forward_pre_hook(_TrainedHook(self), with_kwargs=True))
+            self._handles.append(layer.register_forward_pre_hook(TrainedHook(self), with_kwargs=True))
         if isinstance(layer, paddle.DataParallel):
             # Evaluation often calls the wrapped model itself.
-            self._handles.append(layer._layers.register_forward_pre_hook(_WrappedHook(self)))
+            self._handles.append(layer._layers.register_forward_pre_hook(WrappedHook(self)))
 
     def _never_seen(self, optimizer: Any) -> None:
         say_once(
@@ -344,6 +306,7 @@ class ModelHooks:
                 counts, reason=f"{why}; name it input_ids, or count by hand with mlflow_tokens.Tracker"
             )
             return unknown, holds_no_tokens(arguments)
+        self._came_with_labels = frozenset() if counts.trained is None else counts.label_sizes
         refine, self.refine = self.refine, None
         return counts if refine is None else refine(counts), False
 
@@ -365,17 +328,35 @@ class ModelHooks:
 
         ignore_index: None where the loss leaves no label out.
         """
+        if size(labels) in self._came_with_labels:
+            self._came_with_labels = frozenset()
+            if ignore_index not in (None, self._tracker.options.pad_policy.ignore_index):
+                self._ignores_another(ignore_index)
+            return
         if self._newest_is_candidate:
             for candidate in reversed(self._candidates.values()):
-                if not candidate.batches:
-                    continue
-                newest = candidate.batches[-1]
-                if size(labels) in newest.label_sizes:
-                    if newest.trained is None:
-                        candidate.batches[-1] = replace(newest, trained=_trained(labels, ignore_index))
+                if candidate.fits(size(labels)):
+                    if candidate.batches[-1].trained is None:
+                        candidate.learn(_trained(labels, ignore_index))
                     return
         if self._tracker.meter.awaits_labels(size(labels)):
             self._tracker.count_labels(_trained(labels, ignore_index))
+
+    def _ignores_another(self, ignore_index: int | None) -> None:
+        """The loss leaves out another label than those that were counted as they came with the batch."""
+        if self._tracker.options.pad_policy.ignore_index != -100:
+            return  # as the user has stated it, whatever the model makes of it
+        say_once(
+            "ignore_index",
+            "Trained tokens are unknown: the loss in the model has ignore_index=%s; state "
+            "ignore_index=%s if labels are given to the model so.",
+            ignore_index,
+            ignore_index,
+        )
+        if self._newest_is_candidate:
+            next(reversed(self._candidates.values())).learn(None)
+        else:
+            self._tracker.meter.count(BatchCounts(0, 0, None))
 
 
 def _trained(labels: Any, ignore_index: int | None) -> Any:

@@ -17,7 +17,8 @@ import paddle
 from paddle.jit.dy2static.program_translator import StaticFunction
 
 from mlflow_tokens.notices import say_once
-from mlflow_tokens.paddle.model_hooks import Hook, ModelHooks
+from mlflow_tokens.paddle.layer_hooks import Hook
+from mlflow_tokens.paddle.model_hooks import ModelHooks
 from mlflow_tokens.tracker import Tracker
 
 _CHOSEN = ("top_k", "num_experts_per_tok")
