@@ -21,6 +21,7 @@ class Candidate:
         self.called = weakref.ref(called)
         self._layers = [weakref.ref(layer) for layer in layers]
         self.batches: list[BatchCounts] = []
+        self._lent: list[tuple[BatchCounts, Scalar | None, Candidate]] = []
         self.without_tokens: deque[BatchCounts] = deque(maxlen=PENDING_LIMIT)
         """Micro-batches in which no token can be, and why nothing is known of them."""
 
@@ -39,6 +40,20 @@ class Candidate:
         """How many tokens of the newest micro-batch are trained on; None: unknown, whatever else is seen."""
         sizes = self.batches[-1].label_sizes if trained is not None else frozenset()
         self.batches[-1] = replace(self.batches[-1], trained=trained, label_sizes=sizes)
+
+    def may_learn(self, trained: Scalar | None, taker: Candidate) -> None:
+        """Labels were taken for another one that was called since, which may turn out to be a teacher."""
+        if self.batches[-1].trained is None:
+            self._lent.append((self.batches[-1], trained, taker))
+
+    def settle(self, trained_by: set[int]) -> None:
+        """Take back the labels that others took which are not trained: these have none of the parameters."""
+        lent = {id(counts): trained for counts, trained, taker in self._lent if not taker.trains(trained_by)}
+        self.batches = [
+            replace(counts, trained=lent[id(counts)]) if id(counts) in lent else counts
+            for counts in self.batches
+        ]
+        self._lent.clear()
 
     @property
     def has_ids(self) -> bool:

@@ -50,6 +50,7 @@ class ModelHooks:
         self.learning = Learning()
         self._candidates: dict[int, Candidate] = {}
         self._newest_is_candidate = False
+        self._evaluated = False
         self._came_with_labels: frozenset[int] = frozenset()
         self._named = False
         self._fed_ids = False
@@ -137,6 +138,7 @@ class ModelHooks:
             self._discovery.wrap(paddle.nn.Layer, "__call__", self._layer_called)
 
     def _adopt(self, candidate: Candidate, owned: set[int]) -> None:
+        candidate.settle({*owned, *(id(p) for other in self._waiting for p in _parameters(other))})
         for counts in candidate.batches:
             self._count_tokens(counts)
         self._without_tokens.extend(candidate.without_tokens)
@@ -210,8 +212,7 @@ class ModelHooks:
         known = candidate is not None and candidate.called() is called
         if not any(map(self.learning.is_training, layers)):
             if known:
-                self.before_batch()
-                self._tracker.evaluates()
+                self._evaluates()
             return
         if candidate is None or not known:
             # A loss is a layer too, but there is nothing in it to train.
@@ -262,8 +263,7 @@ class ModelHooks:
         self, called: Any, layers: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         if not any(map(self.learning.is_training, layers)):
-            self.before_batch()
-            self._tracker.evaluates()
+            self._evaluates()
         elif not self.learning.in_backward:
             self.before_batch()
             counts, without_tokens = self._count(called, args, kwargs)
@@ -278,17 +278,23 @@ class ModelHooks:
         """What is in a wrapper around a trained model is about to be called."""
         try:
             if not self.learning.is_training(layer):
-                self.before_batch()
-                self._tracker.evaluates()
+                self._evaluates()
         except Exception as error:
             self._tracker.counting_failed(error)
+
+    def _evaluates(self) -> None:
+        self.before_batch()
+        # A loss with gradients is then that of evaluation, as far as can be seen.
+        self._evaluated = self.learning.with_gradients
+        self._tracker.evaluates()
 
     def _count_tokens(self, counts: BatchCounts) -> None:
         self._fed_ids = self._fed_ids or counts.computed is not None
         self._tracker.count_tokens(counts)
 
     def _count(self, called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[BatchCounts, bool]:
-        """Tokens of a micro-batch, and whether there can be none in it."""
+        """Tokens of a micro-batch to learn from, and whether there can be none in it."""
+        self._evaluated = False
         if len(args) == 1 and not kwargs and not is_array(args[0]):
             arguments = args[0]
         else:
@@ -328,17 +334,22 @@ class ModelHooks:
 
         ignore_index: None where the loss leaves no label out.
         """
+        if self._evaluated:
+            return
         if size(labels) in self._came_with_labels:
             self._came_with_labels = frozenset()
             if ignore_index not in (None, self._tracker.options.pad_policy.ignore_index):
                 self._ignores_another(ignore_index)
             return
         if self._newest_is_candidate:
-            for candidate in reversed(self._candidates.values()):
-                if candidate.fits(size(labels)):
-                    if candidate.batches[-1].trained is None:
-                        candidate.learn(_trained(labels, ignore_index))
-                    return
+            fitting = [other for other in reversed(self._candidates.values()) if other.fits(size(labels))]
+            if fitting and fitting[0].batches[-1].trained is None:
+                trained = _trained(labels, ignore_index)
+                fitting[0].learn(trained)
+                for other in fitting[1:]:
+                    other.may_learn(trained, fitting[0])
+            if fitting:
+                return
         if self._tracker.meter.awaits_labels(size(labels)):
             self._tracker.count_labels(_trained(labels, ignore_index))
 
