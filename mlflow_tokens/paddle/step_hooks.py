@@ -95,7 +95,7 @@ class StepHooks:
         inside.stepped = True
         try:
             self._before_step_ends()
-            if paddle.in_dynamic_mode():
+            if self._patches.active and paddle.in_dynamic_mode():
                 self._optimizer_stepped(optimizer, inside.left_out or _has_left_out(optimizer))
         except Exception as error:
             self._tracker.counting_failed(error)
@@ -147,7 +147,8 @@ class StepHooks:
         try:
             if not inside.stepped and paddle.in_dynamic_mode() and _leaves_out(scaler, optimizer):
                 self._before_step_ends()
-                self._optimizer_stepped(optimizer, left_out=True)
+                if self._patches.active:
+                    self._optimizer_stepped(optimizer, left_out=True)
         except Exception as error:
             self._tracker.counting_failed(error)
         return result
