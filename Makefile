@@ -7,7 +7,7 @@ DEMO   := .demo
 HOST   ?= 127.0.0.1
 PORT   ?= 5000
 
-.PHONY: demo serve serve-visualdl test test-trainers test-all faults bench lint clean help
+.PHONY: demo serve serve-visualdl test test-long test-trainers test-all faults bench lint clean help
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 18
@@ -33,7 +33,10 @@ test-trainers: .venv-nlp/.test .venv-formers/.test  ## test PaddleNLP's and Padd
 	@.venv-nlp/bin/python -m pytest tests/trainers
 	@.venv-formers/bin/python -m pytest tests/trainers
 
-test-all: test test-trainers  ## both
+test-long: $(VENV)/.test  ## run the long matrices that `make test` leaves out
+	@$(BIN)/python -m pytest -m long
+
+test-all: test test-long test-trainers  ## run all three
 
 faults: $(VENV)/.test  ## inject 1,000 faults into real jobs and write docs/faults.md (ten minutes)
 	@$(BIN)/python -m tests.faults --count 1000 --seed 1 --report docs/faults.md

@@ -98,10 +98,22 @@ def quantities(
         device_seconds={segment.device_type: {phase: held for phase, held in seconds.items() if held}},
         rewinds=past.rewinds,
         skipped=_total(holding, baseline, "skipped") if holding else None,
-        routed=_total(holding, baseline, "routed") if holding else None,
+        routed=_routed(readings, holding, baseline),
         by_source=_by_source(holding, baseline),
         lengths=Lengths() if _are_slices(holding) else _lengths(holding, baseline, fine=moment.question.live),
     )
+
+
+def _routed(
+    readings: Mapping[int, Reading], holding: Mapping[int, Reading], baseline: Mapping[int, Reading]
+) -> int | None:
+    """Tokens x experts; unknown where ranks share tokens.
+
+    Stages of a pipeline have different gates, and tensor parallel ranks give theirs all tokens or a part.
+    """
+    if len(holding) == len(readings) and not _are_slices(holding):
+        return _total(holding, baseline, "routed")
+    return None if not holding or any(reading.routed != 0 for reading in readings.values()) else 0
 
 
 def _are_slices(readings: Mapping[int, Reading]) -> bool:

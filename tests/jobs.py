@@ -34,11 +34,11 @@ def run_alone(*arguments: str, cwd: Path, **environ: str) -> Done:
     return _run([sys.executable, str(SCRIPT), *arguments], cwd, environ, None)
 
 
-def launch(processes: int, *arguments: str, cwd: Path, **environ: str) -> Done:
+def launch(processes: int, *arguments: str, cwd: Path, script: Path = SCRIPT, **environ: str) -> Done:
     """Under `python -m paddle.distributed.launch`, as a user would."""
     logs = cwd / "logs"
     command = [sys.executable, "-m", LAUNCHER, f"--nproc_per_node={processes}", f"--log_dir={logs}"]
-    return _run([*command, str(SCRIPT), *arguments], cwd, environ, logs)
+    return _run([*command, str(script), *arguments], cwd, environ, logs)
 
 
 def _environment(environ: dict[str, str]) -> dict[str, str]:

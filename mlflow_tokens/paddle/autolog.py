@@ -23,6 +23,7 @@ from mlflow_tokens.paddle.graph_hooks import GraphHooks
 from mlflow_tokens.paddle.loss_hooks import LossHooks
 from mlflow_tokens.paddle.model_hooks import ModelHooks
 from mlflow_tokens.paddle.moe_hooks import MoeHooks
+from mlflow_tokens.paddle.pipeline_hooks import PipelineHooks
 from mlflow_tokens.paddle.step_hooks import StepHooks, optimizer_classes
 from mlflow_tokens.paddle.trainer_hooks import TrainerHooks
 from mlflow_tokens.pricing import Price
@@ -162,6 +163,7 @@ class _Hooks:
         self._gates = MoeHooks(tracker, self._models)
         self._steps = StepHooks(tracker, self._models, self._obey_mlflow)
         self._checkpoints = CheckpointHooks(tracker)
+        self._pipelines = PipelineHooks(tracker, self._models)
         self.trainers = TrainerHooks(tracker, self._models)
         self._script = ScriptHooks(tracker)
 
@@ -171,6 +173,7 @@ class _Hooks:
         self._graphs.install()
         self._steps.install()
         self._checkpoints.install()
+        self._pipelines.install()
         self.trainers.install()
         self._script.install()
 
@@ -184,6 +187,7 @@ class _Hooks:
         self._gates.remove()
         self._steps.remove()
         self._checkpoints.remove()
+        self._pipelines.remove()
         self.trainers.remove()
         self._script.remove()
         self._tracker.close()

@@ -98,15 +98,18 @@ class ModelHooks:
         self._waiting.add(optimizer)
         self._discover()
 
-    def optimizer_stepped(self, optimizer: Any) -> bool:
-        """Whether this optimizer trains a model of ours; what a newly found one was fed is counted now."""
-        trains = optimizer in self._matched or self._match(optimizer)
+    def optimizer_stepped(self, optimizer: Any, wrapper: Any = None) -> bool:
+        """Whether this optimizer trains a model of ours; what a newly found one was fed is counted now.
+
+        wrapper: what the script has called to step; it knows parameters that the optimizer has only parts of.
+        """
+        trains = optimizer in self._matched or self._match(optimizer, wrapper or optimizer)
         if trains and self._without_tokens:
             self._trained_without_tokens(optimizer)
         return trains
 
-    def _match(self, optimizer: Any) -> bool:
-        owned = {id(parameter) for parameter in _parameters(optimizer)}
+    def _match(self, optimizer: Any, wrapper: Any) -> bool:
+        owned = {id(parameter) for parameter in _parameters(wrapper)}
         self.stepped(owned)
         known = any(owned.intersection(map(id, layer.parameters())) for layer in self._trained)
         if not known:
@@ -233,6 +236,14 @@ class ModelHooks:
             self._newest_is_candidate = True
             candidate.add(counts)
 
+    def feed(self, layer: Any, counts: BatchCounts) -> None:
+        """A loop that calls the parts of a model by itself trains it on this."""
+        if self._named and not self._is_trained(layer):
+            return
+        self._trained.add(layer)
+        self.before_batch()
+        self._count_tokens(counts)
+
     def function_called(
         self, function: Any, layers: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
@@ -341,17 +352,15 @@ class ModelHooks:
             if ignore_index not in (None, self._tracker.options.pad_policy.ignore_index):
                 self._ignores_another(ignore_index)
             return
-        if self._newest_is_candidate:
+        if self._tracker.meter.awaits_labels(size(labels)):
+            self._tracker.count_labels(_trained(labels, ignore_index))
+        elif self._newest_is_candidate:
             fitting = [other for other in reversed(self._candidates.values()) if other.fits(size(labels))]
             if fitting and fitting[0].batches[-1].trained is None:
                 trained = _trained(labels, ignore_index)
                 fitting[0].learn(trained)
                 for other in fitting[1:]:
                     other.may_learn(trained, fitting[0])
-            if fitting:
-                return
-        if self._tracker.meter.awaits_labels(size(labels)):
-            self._tracker.count_labels(_trained(labels, ignore_index))
 
     def _ignores_another(self, ignore_index: int | None) -> None:
         """The loss leaves out another label than those that were counted as they came with the batch."""
@@ -378,6 +387,11 @@ def _trained(labels: Any, ignore_index: int | None) -> Any:
 
 def _parameters(optimizer: Any) -> list[Any]:
     """The parameters of an optimizer, whose list may hold groups of them."""
-    items = getattr(optimizer, "_parameter_list", None) or []
+    # With sharding an optimizer updates some of them, or slices.
+    items = (
+        getattr(optimizer, "_origin_parameter_list", None)
+        or getattr(optimizer, "_parameter_list", None)
+        or []
+    )
     groups = [item["params"] if isinstance(item, dict) else [item] for item in items]
     return [parameter for group in groups for parameter in group]

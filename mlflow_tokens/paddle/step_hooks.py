@@ -9,10 +9,24 @@ from typing import Any
 
 import paddle
 from paddle.amp.grad_scaler import AmpScaler
+from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer import dygraph_sharding_optimizer
+from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.hybrid_parallel_optimizer import (
+    HybridParallelOptimizer,
+)
 
 from mlflow_tokens.paddle.model_hooks import ModelHooks
 from mlflow_tokens.patches import Patches
 from mlflow_tokens.tracker import Tracker
+
+#: Not optimizers themselves. Those for sharding update slices without asking the optimizer to step.
+_WRAPPERS: tuple[type[Any], ...] = (
+    HybridParallelOptimizer,
+    *(
+        getattr(dygraph_sharding_optimizer, name)
+        for name in ("DygraphShardingOptimizer", "DygraphShardingOptimizerV2")
+        if hasattr(dygraph_sharding_optimizer, name)
+    ),
+)
 
 
 class StepHooks:
@@ -38,7 +52,7 @@ class StepHooks:
 
     def install(self) -> None:
         """Wrap `__init__`, `step` and `minimize` of every optimizer and scaler class, and `paddle.save`."""
-        for cls in optimizer_classes():
+        for cls in (*optimizer_classes(), *_WRAPPERS):
             self._wrap(cls)
         for cls in (AmpScaler, *_subclasses(AmpScaler)):
             self._wrap_scaler(cls)
@@ -62,7 +76,7 @@ class StepHooks:
     def _wrap(self, cls: type[Any]) -> None:
         self._wrapped.add(cls)
         # Not every class calls its base's constructor (AdamW does not).
-        if "__init__" in vars(cls):
+        if "__init__" in vars(cls) and cls not in _WRAPPERS:
             self._patches.wrap(cls, "__init__", self._optimizer_made)
         for name in ("step", "minimize"):
             if name in vars(cls):
@@ -102,7 +116,8 @@ class StepHooks:
         return result
 
     def _optimizer_stepped(self, optimizer: Any, left_out: bool) -> None:
-        if not self._models.optimizer_stepped(optimizer) or not self._tracker.meter.in_step:
+        wrapper, optimizer = optimizer, _innermost(optimizer)
+        if not self._models.optimizer_stepped(optimizer, wrapper) or not self._tracker.meter.in_step:
             return
         if not left_out:
             self._left_out = False
@@ -164,6 +179,13 @@ class StepHooks:
     def _save_called(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         with self._tracker.phase("checkpoint"):
             return original(*args, **kwargs)
+
+
+def _innermost(optimizer: Any) -> Any:
+    """The optimizer itself, where fleet has wrapped it."""
+    while type(optimizer) in _WRAPPERS:
+        optimizer = optimizer._inner_opt
+    return optimizer
 
 
 def _has_left_out(optimizer: Any) -> bool:
