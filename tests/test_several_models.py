@@ -155,8 +155,13 @@ def left_in_training(teacher: Any, ids: Any) -> Any:
 @pytest.mark.parametrize("teach", [no_grad, in_eval, in_eval_with_gradients, left_in_training])
 @pytest.mark.parametrize("first", ["teacher", "student"])
 @pytest.mark.parametrize("named", [True, False])
-def test_a_teacher_s_tokens_do_not_count(stored: Stored, teach: Any, first: str, named: bool) -> None:
+@pytest.mark.parametrize("idle", [True, False])
+def test_a_teacher_s_tokens_do_not_count(
+    stored: Stored, teach: Any, first: str, *, named: bool, idle: bool
+) -> None:
+    """idle: there is an optimizer that never steps, so that models are looked for until the end."""
     student, teacher = Model(), Model()
+    waiting = [paddle.optimizer.SGD(1e-2, parameters=Model().parameters()) for _ in range(idle)]
     mlflow_tokens.autolog(pad_token_id=PAD, model=student if named else None)
 
     def distil(model: Any, ids: Any, labels: Any) -> Any:
@@ -166,6 +171,7 @@ def test_a_teacher_s_tokens_do_not_count(stored: Stored, teach: Any, first: str,
         return F.cross_entropy(logits, labels) + F.mse_loss(logits, goal)
 
     recount, _ = train(distil, dataset(6), model=student, accumulate=2)
+    assert len(waiting) == idle
     mlflow_tokens.autolog(disable=True)
     assert recount.equals(stored.metrics()), (recount, stored.metrics())
 
@@ -275,7 +281,9 @@ def test_a_named_model_is_counted_and_no_other(stored: Stored, name: str, steps:
     if before:
         actor_and_critic(**models)
     mlflow_tokens.autolog(pad_token_id=PAD, model=models[name])
+    called = vars(nn.Layer)["__call__"]
     recounts = actor_and_critic(**models)
+    assert vars(nn.Layer)["__call__"] is called, "there is nothing to look for"
     mlflow_tokens.autolog(disable=True)
     assert recounts[name].equals(stored.metrics())
     assert stored.points("tokens/computed")[-1][0] == steps
