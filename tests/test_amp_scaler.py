@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import SimpleNamespace
+from types import MethodType, SimpleNamespace
 from typing import Any
 
+import mlflow
 import paddle
 import pytest
 from paddle.amp.auto_cast import amp_global_state
@@ -275,6 +276,48 @@ def test_evaluation_after_a_skipped_step_is_evaluation_from_its_beginning(stored
     assert tracker.meter.clock.seconds()["train"] <= train
     mlflow_tokens.autolog(disable=True)
     assert totals(stored) == expected(steps=1, skipped=1)
+
+
+@pytest.mark.parametrize("found", [int, bool, paddle.to_tensor], ids=["int", "bool", "tensor"])
+def test_fleet_s_scalers_say_it_in_other_ways(stored: Stored, found: Any) -> None:
+    """They replace what looks at the gradients; that of mixed precision leaves a number."""
+
+    def unscale(self: Any, optimizer: Any) -> None:
+        finite = all(bool(p.grad.isfinite().all()) for p in optimizer._parameter_list)
+        self._found_inf = found(not finite)
+
+    def made(**options: Any) -> Any:
+        scaler = paddle.amp.GradScaler(**options)
+        scaler._unscale = MethodType(unscale, scaler)
+        return scaler
+
+    mlflow_tokens.autolog(pad_token_id=PAD)
+    run({1, 4}, scaler=made)
+    mlflow_tokens.autolog(disable=True)
+    assert totals(stored) == expected(steps=4, skipped=2)
+
+
+def test_a_loop_that_counts_skipped_steps_as_steps_has_ours_beside_its_loss(stored: Stored) -> None:
+    """PaddleNLP's and PaddleFormers' Trainers do: they log step 24 when 22 steps were taken."""
+    mlflow_tokens.autolog(pad_token_id=PAD, log_every_steps=1)
+    model = Model()
+    optimizer = paddle.optimizer.AdamW(1e-2, parameters=model.parameters())
+    scaler = paddle.amp.GradScaler(init_loss_scaling=2.0**15)
+    with mlflow.start_run():
+        for number in range(1, 25):
+            for _ in range(2):
+                scaled = backward(scaler, model, float("inf") if number in {3, 13} else 1.0)
+            step_and_update(scaler, optimizer, scaled)
+            optimizer.clear_grad()
+            if number % 2 == 0:
+                mlflow.log_metric("loss", 1.0, step=number)
+        mlflow_tokens.autolog(disable=True)
+    ours = dict(stored.points("tokens/computed"))
+    joined = [step for step, _ in stored.points("loss") if step in ours]
+    # The first sight of a new numbering is a line without ours.
+    assert [step for step in (2, 6, 8, 10, 12, 16, 18, 20, 22, 24) if step not in joined] == []
+    assert ours[24] == 24 * 2 * COMPUTED
+    assert stored.metrics()["tokens/skipped"] == 2 * 2 * VALID
 
 
 def test_losses_are_the_same_to_the_bit_with_skipped_steps(stored: Stored) -> None:
