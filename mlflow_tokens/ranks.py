@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import selectors
 import socket
 import threading
@@ -33,6 +34,8 @@ _RETRY = 0.5
 _LOOK = 0.02
 #: Seconds after which a rank that has not finished the step asked for answers with what it has.
 _PATIENCE, _PATIENCE_LIVE = 4.0, 0.5
+#: Seconds that all questions together may take which still wait when a run ends.
+_HURRY = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +99,7 @@ class RankServer:
         self._asked = 0
         self._answers: dict[int, int] = {}
         self._behind: set[int] = set()
-        self._hurrying = False
+        self._hurry_until = math.inf
         self._closing = False
         self._thread = threading.Thread(target=self._serve, name="mlflow_tokens-ranks", daemon=True)
         self._thread.start()
@@ -120,7 +123,7 @@ class RankServer:
             self._question = question
             self._wake()
             while self._missing(wait_for_absent) and not self._closing:
-                left = deadline - time.monotonic()
+                left = (deadline if question.live else min(deadline, self._hurry_until)) - time.monotonic()
                 if left <= 0:
                     self._behind |= {rank for rank in self._others() if self._waits_for(rank, False)}
                     break
@@ -128,9 +131,9 @@ class RankServer:
             return dict(self._readings)
 
     def hurry(self, hurry: bool) -> None:
-        """The end of a run waits: have questions about steps before it return with what there is."""
+        """The end of a run waits: have questions about steps before it take a second in all."""
         with self._changed:
-            self._hurrying = hurry
+            self._hurry_until = time.monotonic() + _HURRY if hurry else math.inf
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -158,7 +161,7 @@ class RankServer:
             return False
         if self._answers.get(rank) == self._asked and not question.last:
             return False
-        if not question.live and (self._hurrying or rank in self._behind):
+        if not question.live and rank in self._behind:
             return False
         connected = any(peer.rank == rank for peer in self._peers.values())
         return connected or (wait_for_absent and reading is None)

@@ -16,6 +16,7 @@ class Team:
         self._server: RankServer | None = None
         self._client: RankClient | None = None
         self._waited_for_absent = False
+        self._hurrying = False
         if job.world_size == 1:
             return
         if job.address is None:
@@ -38,6 +39,8 @@ class Team:
         if self._server is None:
             return {0: own}
         readings = {0: own, **self._server.collect(question, timeout, not self._waited_for_absent)}
+        if self._hurrying and not question.live:
+            return readings
         self._waited_for_absent = True
         if len(readings) < self.job.world_size:
             self._say_alone(f"only {len(readings)} of {self.job.world_size} ranks report")
@@ -45,6 +48,7 @@ class Team:
 
     def hurry(self, hurry: bool) -> None:
         """While the end of a run waits, snapshots before it take what there is."""
+        self._hurrying = hurry
         if self._server is not None:
             self._server.hurry(hurry)
 
