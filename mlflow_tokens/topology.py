@@ -85,10 +85,12 @@ def topology_of_tensor(tensor: Any, rank: int) -> Topology:
     mesh = tensor.process_mesh
     sizes = {"data": 1, "tensor": 1}
     replica = rank not in mesh.process_ids
-    for name, extent, placement in zip(mesh.dim_names, mesh.shape, tensor.placements, strict=True):
+    # Where the rank stands in the mesh, whose processes are listed row by row.
+    rest = 0 if replica else mesh.process_ids.index(rank)
+    for extent, placement in reversed(list(zip(mesh.shape, tensor.placements, strict=True))):
+        rest, coordinate = divmod(rest, extent)
         sizes["data" if placement.is_shard() else "tensor"] *= extent
-        if not replica and not placement.is_shard():
-            replica = mesh.get_rank_by_dim_and_process_id(name, rank) != 0
+        replica = replica or (coordinate > 0 and not placement.is_shard())
     return Topology(sizes, replica)
 
 

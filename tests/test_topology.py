@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from mlflow_tokens.clock import PhaseClock
 from mlflow_tokens.counting import PadPolicy, count_batch, find_fields, fingerprint_of, given_counts
 from mlflow_tokens.meter import FINGERPRINTS, Meter, Reading
 from mlflow_tokens.ranks import Question
-from mlflow_tokens.topology import Place, ranks_with_tokens, topology_of
+from mlflow_tokens.topology import Place, ranks_with_tokens, topology_of, topology_of_tensor
 from tests.fake_topology import FakeExpertGroup, FakeHybridGroup
 from tests.journals import segment
 
@@ -160,3 +161,13 @@ def test_fingerprints_are_of_the_first_micro_batches_alone() -> None:
 def test_the_topology_in_words() -> None:
     topology = CommunicateTopology(AXES, [2, 4, 1, 1, 8])
     assert str(topology_of(FakeHybridGroup(topology, 0))) == "data 4 x tensor 8 x pipeline 2"
+
+
+def test_a_tensor_that_is_spread_over_a_mesh_of_two_dimensions() -> None:
+    """Of six processes [[4, 2, 0], [5, 3, 1]] rows share the batch, and the three of a row have it all."""
+    placements = [SimpleNamespace(is_shard=lambda: True), SimpleNamespace(is_shard=lambda: False)]
+    mesh = SimpleNamespace(process_ids=[4, 2, 0, 5, 3, 1], shape=[2, 3])
+    tensor = SimpleNamespace(process_mesh=mesh, placements=placements)
+    holding = [rank for rank in range(7) if not topology_of_tensor(tensor, rank).replica]
+    assert holding == [4, 5]
+    assert topology_of_tensor(tensor, 4).sizes == {"data": 2, "tensor": 3}
