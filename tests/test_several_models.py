@@ -346,6 +346,18 @@ def test_a_model_that_cannot_be_counted_is_refused(model: Any, error: Any, words
     assert mlflow_tokens.current() is None
 
 
+def test_a_trainer_s_callback_names_a_model_as_well(stored: Stored) -> None:
+    models = {"actor": Model(), "critic": Model()}
+    with pytest.raises(TypeError, match=r"paddle\.nn\.Layer"):
+        mlflow_tokens.TrainerCallback(model="gpt")
+    assert mlflow_tokens.TrainerCallback(pad_token_id=PAD) is not None
+    callback = mlflow_tokens.TrainerCallback(pad_token_id=PAD, model=models["critic"])
+    callback.on_init_end()
+    recounts = actor_and_critic(**models)
+    callback.on_train_end()
+    assert recounts["critic"].equals(stored.metrics())
+
+
 def test_a_named_model_is_not_kept_alive(stored: Stored) -> None:
     model = Model()
     mlflow_tokens.autolog(pad_token_id=PAD, model=model)

@@ -90,7 +90,7 @@ def autolog(
         "silent": silent,
     }
     check_options(**options, environ=os.environ)
-    models = _checked_models(model)
+    models = check_models(model)
     _uninstall()
     # MLflow's decorator keeps the configuration and calls the function unless disable is set.
     tracker: Tracker | None = _autolog(disable=disable, **options)
@@ -120,7 +120,7 @@ def train_begins(args: Any, state: Any, model: Any, tokenizer: Any) -> None:
         _installed.trainers.train_begins(args, state, model, tokenizer)
 
 
-def _checked_models(model: Any) -> list[Layer]:
+def check_models(model: Any) -> list[Layer]:
     """The models that a user has named.
 
     Raises:

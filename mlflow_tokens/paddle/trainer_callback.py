@@ -29,7 +29,9 @@ class TrainerCallback:
         defaults = {name: each.default for name, each in parameters.items() if name != "disable"}
         if unknown := options.keys() - defaults.keys():
             raise TypeError(f"{', '.join(sorted(unknown))}: no option of {', '.join(defaults)}")
-        check_options(**{**defaults, **options}, environ=os.environ)
+        stated = {**defaults, **options}
+        hooks.check_models(stated.pop("model"))
+        check_options(**stated, environ=os.environ)
         self._options = options
         self._installed = False
 
