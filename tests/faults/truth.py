@@ -160,6 +160,9 @@ class Follower:
             self._seconds_before = None if last.hours is None else last.hours * 3600
             self._past_step = last.line["step"]
             self._between(last, line, lived)
+        elif carried and lived.state is None and not self._walk.known:
+            # Only MLflow has told of the past, while steps were being counted already.
+            self._past_step = 0
         if lived.state is not None:
             self._past_step = lived.first
             self._effective_before = self._effective_at(lived.parent, lived.first)
