@@ -85,7 +85,7 @@ class Network(nn.Layer):
         return self.head(self.dropout(self.embedding(ids)))
 
 
-def hapi_model(network: Any = None, **options: Any) -> Any:
+def hapi_model(network: Any = None, loss: Any = None, **options: Any) -> Any:
     """A model that is prepared. options: of `Model.prepare`.
 
     MLflow's summary of it can be made of a fixed width alone; batches may be narrower.
@@ -95,7 +95,7 @@ def hapi_model(network: Any = None, **options: Any) -> Any:
     paddle.utils.unique_name.switch()  # names are given as in a new process
     model = paddle.Model(network or Network(), [ids], [labels])
     optimizer = paddle.optimizer.AdamW(1e-3, parameters=model.parameters())
-    model.prepare(optimizer, nn.CrossEntropyLoss(), **options)
+    model.prepare(optimizer, loss or nn.CrossEntropyLoss(), **options)
     return model
 
 

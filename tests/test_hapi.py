@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mlflow
 import numpy as np
 import paddle
 import pytest
+from paddle import nn
+from paddle.amp.auto_cast import amp_global_state
 
 import mlflow_tokens
 from tests.conftest import Stored
@@ -25,7 +30,7 @@ from tests.hapi import (
     recount,
     totals,
 )
-from tests.loops import PAD
+from tests.loops import PAD, Model
 
 
 @pytest.fixture(autouse=True)
@@ -94,6 +99,36 @@ def test_evaluation_data_is_neither_tokens_nor_training_time(stored: Stored) -> 
     assert stored.metrics()["throughput/tokens_per_second_average"] == pytest.approx(
         128 / seconds["train"], rel=0.05
     )
+
+
+@pytest.fixture
+def scaling(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Paddle turns loss scaling off on a CPU and outside of float16; its arithmetic works there as well."""
+    place = SimpleNamespace(is_gpu_place=lambda: True)
+    monkeypatch.setattr(
+        "paddle.amp.grad_scaler._dygraph_tracer", lambda: SimpleNamespace(_expected_place=place)
+    )
+    state = amp_global_state()
+    before, state.amp_dtype = state.amp_dtype, "float16"
+    yield
+    state.amp_dtype = before
+
+
+@pytest.mark.usefixtures("scaling")
+def test_steps_that_hapis_loss_scaler_leaves_out_are_not_effective(stored: Stored) -> None:
+    """The second batch of the first epoch, and the first one of the second."""
+    factors = iter([1.0, math.inf, 1.0, math.inf, 1.0, 1.0])
+
+    def loss(logits: Any, labels: Any) -> Any:
+        return nn.functional.cross_entropy(logits, labels) * next(factors)
+
+    mlflow_tokens.autolog(pad_token_id=PAD, log_every_steps=1)
+    fit(hapi_model(loss=loss, amp_configs={"level": "O1", "init_loss_scaling": 8.0}), 2)
+    mlflow_tokens.autolog(disable=True)
+    metrics = stored.metrics()
+    assert totals(metrics) == [128, 90, 50, 90 - 17 - 18]
+    assert metrics["tokens/skipped"] == 17 + 18
+    assert stored.points("tokens/computed")[:4] == [(1, 24), (2, 64), (3, 116), (4, 128)]
 
 
 @pytest.mark.parametrize("level", ["O1", "O2"])
@@ -210,11 +245,30 @@ def test_what_a_metric_asks_of_the_network_is_not_counted(stored: Stored) -> Non
 def test_rows_without_labels_make_trained_tokens_unknown(stored: Stored) -> None:
     """A loss of one's own, which no cross entropy is called in."""
     mlflow_tokens.autolog(pad_token_id=PAD)
-    model = hapi_model()
-    model.prepare(model._optimizer, lambda logits, labels: (logits * logits).mean())
-    fit(model)
+    fit(hapi_model(loss=lambda logits, labels: (logits * logits).mean()))
     mlflow_tokens.autolog(disable=True)
     assert totals(stored.metrics()) == [64, 45, None, 45]
+
+
+def test_a_network_that_is_given_its_labels(stored: Stored) -> None:
+    """It computes its loss itself, from labels and a mask that are inputs to hapi."""
+
+    class Inside(nn.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = Model()
+
+        def forward(self, input_ids: Any, attention_mask: Any, labels: Any) -> Any:
+            return self.model(input_ids, attention_mask, labels)
+
+    mlflow_tokens.autolog(log_every_steps=1)
+    model = paddle.Model(Inside())  # hapi knows its inputs by the names in `forward`
+    model.prepare(paddle.optimizer.AdamW(1e-3, parameters=model.parameters()), lambda loss: loss)
+    made = [[*map(np.array, (ids, labels))] for ids, labels in batches()]
+    model.fit([[ids, (ids != PAD).astype("int64"), labels] for ids, labels in made], epochs=2, verbose=0)
+    mlflow_tokens.autolog(disable=True)
+    assert recount(2).equals(stored.metrics())
+    assert stored.points("tokens/trained")[:3] == [(1, 10), (2, 19), (3, 25)]
 
 
 def test_an_exception_in_fit_fails_the_scripts_run_with_the_last_totals(stored: Stored) -> None:
