@@ -29,6 +29,7 @@ DEFAULTS = {
     "hang_after": None,
     "mlflow": False,
     "trainings": 1,
+    "shim": False,  # for parallelism that Paddle does not have on CPUs
 }
 CASE = {**DEFAULTS, **json.loads(sys.argv[1])}
 if CASE["install"] == "autolog":
@@ -43,6 +44,10 @@ trainers = importlib.import_module(CASE["library"] + ".trainer")
 transformers = importlib.import_module(CASE["library"] + ".transformers")
 FORMERS = CASE["library"] == "paddleformers"
 
+if CASE["shim"]:
+    from tests.gloo_shim import install
+
+    install()
 VOCABULARY, PAD, IGNORED, WIDTH = 64, 3, -100, 12
 WORDS = {name: number for number, name in enumerate(["<unk>", "<s>", "</s>", "<pad>"])}
 if FORMERS:
@@ -258,7 +263,8 @@ class Pieces(paddle.nn.Layer):
         return total / max(1, labels.shape[1])
 
 
-def model_of():
+def model_of(arguments):
+    pipeline = arguments.pipeline_parallel_degree > 1
     values = {"fuse_rms_norm": False} if FORMERS else {"use_flash_attention": False}
     if CASE["fused"]:
         values |= {"use_fused_head_and_loss_fn": True, "loss_subbatch_sequence_length": 4}
@@ -266,13 +272,15 @@ def model_of():
         vocab_size=VOCABULARY,
         hidden_size=16,
         intermediate_size=32,
-        num_hidden_layers=1,
+        num_hidden_layers=2 if pipeline else 1,
         num_attention_heads=2,
         num_key_value_heads=2,
         max_position_embeddings=128,
+        tensor_parallel_degree=arguments.tensor_parallel_degree,
+        tensor_parallel_rank=arguments.tensor_parallel_rank,
         **values,
     )
-    model = transformers.LlamaForCausalLM(config)
+    model = (transformers.LlamaForCausalLMPipe if pipeline else transformers.LlamaForCausalLM)(config)
     if CASE["lora"]:
         peft = importlib.import_module(CASE["library"] + ".peft")
         adapted = peft.LoRAConfig(target_modules=[".*q_proj.*", ".*v_proj.*"], r=2, lora_alpha=4)
@@ -314,11 +322,12 @@ def arguments_of():
 
 
 def trainer_of(callbacks):
+    arguments = arguments_of()
     paddle.seed(7)
-    model, config = model_of()
+    model, config = model_of(arguments)
     values = {
         "model": model,
-        "args": arguments_of(),
+        "args": arguments,
         "train_dataset": Rows(rows_of(CASE["rows"], 1)),
         "eval_dataset": Rows(rows_of(6, 2)),
         "data_collator": collate,
