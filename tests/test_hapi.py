@@ -271,6 +271,21 @@ def test_a_network_that_is_given_its_labels(stored: Stored) -> None:
     assert stored.points("tokens/trained")[:3] == [(1, 10), (2, 19), (3, 25)]
 
 
+def test_a_static_program_is_not_counted_and_one_line_says_so(
+    stored: Stored, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paddle.enable_static()
+    try:
+        mlflow_tokens.autolog(pad_token_id=PAD, log_every_steps=1)
+        fit(hapi_model(), 2)
+        mlflow_tokens.autolog(disable=True)
+    finally:
+        paddle.disable_static()
+    assert stored.runs() == []
+    (line,) = (line for line in capsys.readouterr().err.splitlines() if "WARNING mlflow_tokens" in line)
+    assert "not counted" in line
+
+
 def test_an_exception_in_fit_fails_the_scripts_run_with_the_last_totals(stored: Stored) -> None:
     def fails(step: int, logs: Any = None) -> None:
         if step == 1:

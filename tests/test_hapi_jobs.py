@@ -63,6 +63,7 @@ def test_two_ranks_that_fit_wraps_by_itself(stored: Stored, tmp_path: Path) -> N
     assert totals(run.data.metrics) == counted(done)
     # Batches of 2, 2 and 1 rows a rank, two to a step: hapi updates after the second one and the last.
     assert stored.points("tokens/computed")[-1][0] == 6
+    assert run.data.metrics["cost/phase/eval"] > 0  # hapi evaluates the network without its wrapper
     assert "WARNING mlflow_tokens" not in done.output
     names = {path.name for path in saved.glob("*.mlflow_tokens.json")}
     assert names == {f"{name}.mlflow_tokens.json" for name in ("0", "1", "2", "final")}

@@ -14,6 +14,7 @@ from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.hybrid_parallel_
     HybridParallelOptimizer,
 )
 
+from mlflow_tokens.notices import say_once
 from mlflow_tokens.paddle.model_hooks import ModelHooks
 from mlflow_tokens.patches import Patches
 from mlflow_tokens.tracker import Tracker
@@ -26,6 +27,11 @@ _WRAPPERS: tuple[type[Any], ...] = (
         for name in ("DygraphShardingOptimizer", "DygraphShardingOptimizerV2")
         if hasattr(dygraph_sharding_optimizer, name)
     ),
+)
+
+_STATIC = (
+    "An optimizer has become part of a static graph, whose steps are not seen (paddle.enable_static()): the "
+    "tokens of it are not counted. Train in dynamic mode, or count by hand with mlflow_tokens.Tracker."
 )
 
 
@@ -111,6 +117,8 @@ class StepHooks:
             self._before_step_ends()
             if self._patches.active and paddle.in_dynamic_mode():
                 self._optimizer_stepped(optimizer, inside.left_out or _has_left_out(optimizer))
+            elif self._patches.active:
+                say_once("static", _STATIC)
         except Exception as error:
             self._tracker.counting_failed(error)
         return result

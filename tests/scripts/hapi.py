@@ -26,7 +26,7 @@ from tests.loops import PAD  # noqa: E402
 
 if options.mlflow == "before":
     mlflow.paddle.autolog(log_models=False)
-mlflow_tokens.autolog(pad_token_id=PAD, log_every_steps=2)
+mlflow_tokens.autolog(pad_token_id=PAD, log_every_steps=2, price="2 USD/device-hour")
 if options.mlflow == "after":
     mlflow.paddle.autolog(log_models=False)
 
