@@ -16,6 +16,8 @@ parser.add_argument("--accumulate", type=int, default=1)
 parser.add_argument("--split", choices=["before", "inside"], default="before", help="of the sequence")
 parser.add_argument("--recompute", action="store_true")
 parser.add_argument("--stock", action="store_true", help="without the shim for CPUs")
+parser.add_argument("--corpus", type=int, nargs=2, help="train once on these rows of tests/corpus.py")
+parser.add_argument("--state", help="go on from this checkpoint, if it is there, and leave one")
 options = parser.parse_args()
 
 import paddle  # noqa: E402
@@ -33,8 +35,10 @@ from paddle.distributed.fleet.utils import recompute  # noqa: E402
 from paddle.nn import functional as F  # noqa: E402
 
 import mlflow_tokens  # noqa: E402
+from tests import corpus  # noqa: E402
 
-PAD, WIDTH, ROWS = 0, 8, 2
+PAD, ROWS = corpus.PAD, 2
+WIDTH = corpus.WIDTH if options.corpus else 8
 mlflow_tokens.autolog(price="2 USD/device-hour", pad_token_id=PAD, log_every_steps=2)
 
 if not options.stock:
@@ -95,15 +99,26 @@ class Pipe(PipelineLayer):
 
 model = Pipe() if options.pp > 1 else Model()
 optimizer = paddle.optimizer.AdamW(1e-3, parameters=model.parameters())
-model = fleet.distributed_model(model)
-optimizer = fleet.distributed_optimizer(optimizer)
+if group.nranks > 1:
+    model = fleet.distributed_model(model)
+    optimizer = fleet.distributed_optimizer(optimizer)
 
 fed = group.get_data_parallel_rank() * options.sharding + group.get_sharding_parallel_rank()
 numbers = random.Random(fed)
+rows_left = []
+if options.corpus:
+    rows_left = list(range(*options.corpus))[fed :: options.dp * options.sharding]
+    options.steps = len(rows_left) // (ROWS * options.accumulate)
+if options.state and os.path.exists(options.state):
+    with open(options.state) as state:
+        mlflow_tokens.current().load_state_dict(json.load(state))
 recount = {"computed": 0, "valid": 0, "trained": 0}
 
 
 def batch(rows):
+    if options.corpus:
+        taken = [rows_left.pop(0) for _ in range(rows)]
+        return tuple(paddle.to_tensor([of(row) for row in taken]) for of in (corpus.ids_of, corpus.labels_of))
     texts = [[numbers.randint(1, 47) for _ in range(numbers.randint(2, WIDTH))] for _ in range(rows)]
     ids = [text + [PAD] * (WIDTH - len(text)) for text in texts]
     labels = [[token if token != PAD else -100 for token in row] for row in ids]
@@ -135,6 +150,9 @@ for _ in range(options.steps):
     optimizer.step()
     optimizer.clear_grad()
 
+if options.state and group.get_global_rank() == 0:
+    with open(options.state, "w") as state:
+        json.dump(mlflow_tokens.current().state_dict(), state)
 repeats = group.get_model_parallel_rank() or group.get_stage_id() or group.get_sep_parallel_rank()
 if not repeats:
     print("RECOUNT", json.dumps(recount), flush=True)

@@ -264,8 +264,14 @@ class Pieces(paddle.nn.Layer):
 
 
 def model_of(arguments):
-    pipeline = arguments.pipeline_parallel_degree > 1
-    values = {"fuse_rms_norm": False} if FORMERS else {"use_flash_attention": False}
+    pipeline = not FORMERS and arguments.pipeline_parallel_degree > 1
+    values = {"fuse_rms_norm": False}
+    if not FORMERS:
+        values = {
+            "use_flash_attention": False,
+            "tensor_parallel_degree": arguments.tensor_parallel_degree,
+            "tensor_parallel_rank": arguments.tensor_parallel_rank,
+        }
     if CASE["fused"]:
         values |= {"use_fused_head_and_loss_fn": True, "loss_subbatch_sequence_length": 4}
     config = transformers.LlamaConfig(
@@ -276,8 +282,6 @@ def model_of(arguments):
         num_attention_heads=2,
         num_key_value_heads=2,
         max_position_embeddings=128,
-        tensor_parallel_degree=arguments.tensor_parallel_degree,
-        tensor_parallel_rank=arguments.tensor_parallel_rank,
         **values,
     )
     model = (transformers.LlamaForCausalLMPipe if pipeline else transformers.LlamaForCausalLM)(config)
