@@ -1,6 +1,6 @@
 """One data set, however it is fed: the totals are always the same.
 
-In one process here, and in several in test_invariance_jobs. A sample of the combinations runs with every
+In one process here, and in several in test_hybrid_mixes. A sample of the combinations runs with every
 test; all of them are marked long.
 """
 
