@@ -47,6 +47,8 @@ class Account:
     skipped: valid tokens of steps that the optimizer left out. routed: tokens x experts.
     by_source: tokens by data source and kind. lengths: of the rows since the segment began, as finely as
         its last live record had them.
+    rank_skew: valid tokens of the fullest data rank over the mean of all, since the segment began;
+        fullest_rank: which one. None where there are not several.
     device_seconds: by (device type, phase), all segments together.
     gap_seconds: device-seconds between allocations, when the machines may have been released; not billed.
     cells: money by (phase, fate) in `currency`; they add up to `cost` exactly.
@@ -71,6 +73,8 @@ class Account:
     routed: int | None = 0
     by_source: Mapping[str, SourceTokens] | None = field(default_factory=dict)
     lengths: Lengths | None = None
+    rank_skew: float | None = None
+    fullest_rank: int | None = None
     device_seconds: DeviceSeconds = field(default_factory=dict)
     gap_seconds: float = 0.0
     cells: Cells = field(default_factory=dict)
@@ -142,7 +146,13 @@ def fold(account: Account, record: Record) -> Account:
         # What the devices of a new segment cost has to be said anew.
         before = replace(account, before_segment=None, past_known=account.past_known and account.complete)
         return replace(
-            before, segment=record, price=None, ranks_reporting=0, lengths=None, before_segment=before
+            before,
+            segment=record,
+            price=None,
+            ranks_reporting=0,
+            lengths=None,
+            rank_skew=None,
+            before_segment=before,
         )
     if isinstance(record, PriceSet):
         currency = record.price.currency
@@ -204,6 +214,8 @@ def _add_quantities(account: Account, record: Quantities) -> Account:
         skipped=_plus(before.skipped, record.skipped),
         routed=_plus(before.routed, record.routed),
         by_source=_add_sources(before.by_source, record.by_source),
+        rank_skew=_skew(record),
+        fullest_rank=record.fullest.rank if record.fullest else None,
         lengths=record.lengths if record.kind in ("heartbeat", "final") else account.lengths,
         device_seconds=held,
         cells=cells,
@@ -358,6 +370,11 @@ def _add_sources(
             else {kind: earlier[kind] + tokens[kind] for kind in earlier.keys() & tokens.keys()}
         )
     return total
+
+
+def _skew(record: Quantities) -> float | None:
+    valid = record.tokens.get("valid")
+    return record.fullest.valid * record.fullest.ranks / valid if record.fullest and valid else None
 
 
 def _minus(whole: int | None, part: int | None) -> int | None:

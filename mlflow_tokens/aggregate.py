@@ -11,7 +11,7 @@ from mlflow_tokens.lengths import Lengths, merge, since
 from mlflow_tokens.meter import Reading
 from mlflow_tokens.notices import say_once
 from mlflow_tokens.ranks import Question
-from mlflow_tokens.records import Quantities, SegmentStart, SnapshotKind
+from mlflow_tokens.records import Fullest, Quantities, SegmentStart, SnapshotKind
 from mlflow_tokens.topology import ranks_with_tokens
 
 _NO_FINGERPRINTS = (
@@ -100,6 +100,7 @@ def quantities(
         skipped=_total(holding, baseline, "skipped") if holding else None,
         routed=_routed(readings, holding, baseline),
         by_source=_by_source(holding, baseline),
+        fullest=_fullest(holding, baseline),
         lengths=Lengths() if _are_slices(holding) else _lengths(holding, baseline, fine=moment.question.live),
     )
 
@@ -119,6 +120,20 @@ def _routed(
 def _are_slices(readings: Mapping[int, Reading]) -> bool:
     """Whether ranks hold slices of the same sequences: these have no lengths of their own."""
     return any(rank != min(reading.place.sequence, default=rank) for rank, reading in readings.items())
+
+
+def _fullest(readings: Mapping[int, Reading], baseline: Mapping[int, Reading]) -> Fullest | None:
+    valid: dict[int, int] = {}
+    for rank, reading in readings.items():
+        tokens = _since(reading.valid, baseline.get(rank), "valid")
+        if tokens is None:
+            return None
+        first = min(reading.place.sequence, default=rank)
+        valid[first] = valid.get(first, 0) + tokens
+    if len(valid) < 2:
+        return None
+    fullest = max(valid, key=lambda rank: valid[rank])
+    return Fullest(fullest, valid[fullest], len(valid))
 
 
 def _total(readings: Mapping[int, Reading], baseline: Mapping[int, Reading], kind: str) -> int | None:

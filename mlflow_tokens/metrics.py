@@ -161,6 +161,13 @@ METRICS: tuple[MetricSpec, ...] = (
         "end",
     ),
     MetricSpec(
+        "tokens/rank_skew",
+        "ratio",
+        "max / mean of valid tokens over data ranks, since the last (re)start",
+        "各数据 rank 有效词元的最大值 / 均值（自上次启动以来）",
+        "end",
+    ),
+    MetricSpec(
         "tokens/source/<name>", "tokens", "valid tokens of a data source", "某数据来源的有效词元", "end"
     ),
     MetricSpec(
@@ -187,13 +194,6 @@ METRICS: tuple[MetricSpec, ...] = (
         "progress/goal_fraction", "fraction", "effective tokens / goal", "有效词元 / 目标", "reserved"
     ),
     MetricSpec("cost/waste/<kind>", "currency", "padding, straggler", "填充、慢节点的成本", "reserved"),
-    MetricSpec(
-        "tokens/rank_skew",
-        "ratio",
-        "max / mean of valid tokens over data ranks",
-        "各 rank 有效词元的最大值 / 均值",
-        "reserved",
-    ),
     MetricSpec(
         "device/memory_peak_gib", "GiB", "largest memory in use on a device", "单设备显存峰值", "reserved"
     ),
@@ -325,6 +325,7 @@ def _rows(now: Account) -> dict[str, float | None]:
     lengths = now.lengths or Lengths()
     return {
         "tokens/valid_ratio": _ratio(now.valid, now.computed or 0),
+        "tokens/rank_skew": now.rank_skew,
         "tokens/sequence_length_mean": lengths.mean,
         "tokens/sequence_length_p95": lengths.percentile(0.95),
         # Where there is no padding at all every row is full, which says nothing.

@@ -11,7 +11,7 @@ import datetime
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from decimal import Decimal
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from mlflow_tokens.lengths import Lengths
 from mlflow_tokens.pricing.price import Price
@@ -70,6 +70,17 @@ class PriceSet:
     price: Price
 
 
+class Fullest(NamedTuple):
+    """The data rank with the most valid tokens: which, how many, and how many data ranks there are.
+
+    Ranks that share sequences are one data rank, named by the first of them.
+    """
+
+    rank: int
+    valid: int
+    ranks: int
+
+
 @dataclass(frozen=True, slots=True)
 class Quantities:
     """Everything counted since the segment began, over all ranks that had reported.
@@ -81,6 +92,7 @@ class Quantities:
     tokens: by kind (computed, valid, trained); a kind that is unknown is absent. by_source: likewise, of
     each data source. skipped: valid tokens of steps that the optimizer left out; routed: tokens x experts;
     None if unknown. lengths: of a sample of the rows that were fed since the segment began.
+    fullest: where there are several data ranks, and their valid tokens are known.
     rewinds: rollbacks and carry-overs in the journal before this record; where one of these was damaged
     on disk the totals are unknown and not wrong.
     """
@@ -104,6 +116,7 @@ class Quantities:
     skipped: int | None = 0
     routed: int | None = 0
     lengths: Lengths = field(default_factory=Lengths)
+    fullest: Fullest | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +202,7 @@ def encode(record: Record) -> dict[str, Any]:
         payload["cells"] = [(phase, fate, str(amount)) for phase, fate, amount in record.cells]
     if isinstance(record, Quantities):
         # Most records have none of these: what a default says is not written.
-        for name, default in (("by_source", {}), ("skipped", 0), ("routed", 0)):
+        for name, default in (("by_source", {}), ("skipped", 0), ("routed", 0), ("fullest", None)):
             if payload[name] == default:
                 del payload[name]
         if not record.lengths.buckets:
@@ -222,6 +235,8 @@ def decode(payload: Mapping[str, Any]) -> Record:
         values["price"] = Price(**price)
     if values.get("cells") is not None:
         values["cells"] = tuple((phase, fate, Decimal(amount)) for phase, fate, amount in values["cells"])
+    if values.get("fullest") is not None:
+        values["fullest"] = Fullest(*values["fullest"])
     if "lengths" in values:
         lengths = values["lengths"]
         buckets = {int(length): tuple(bucket) for length, bucket in lengths["buckets"].items()}

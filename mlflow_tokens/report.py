@@ -41,6 +41,7 @@ class TokenReport:
 
     histogram: the smallest length of each bucket, and rows in it, of a sample of the rows since the last
     (re)start scaled up to all of them. full_row_ratio: share of the rows that fill the widest batch.
+    rank_skew: valid tokens of the data rank that has most of them (fullest_rank) over the mean of all.
     """
 
     computed: int | None
@@ -53,6 +54,8 @@ class TokenReport:
     p95_length: float | None
     widest: int | None
     full_row_ratio: float | None
+    rank_skew: float | None
+    fullest_rank: int | None
     histogram: tuple[tuple[int, int], ...]
     sources: Mapping[str, Mapping[str, int]]
     heat_map: HeatMap | None
@@ -91,6 +94,8 @@ def report_of(account: Account, profile: Profile) -> TokenReport:
         p95_length=lengths.percentile(0.95) if lengths and known else None,
         widest=lengths.width if lengths and known else None,
         full_row_ratio=lengths.full_ratio if lengths and known else None,
+        rank_skew=account.rank_skew,
+        fullest_rank=account.fullest_rank,
         histogram=tuple((length, rows) for length, (rows, _, _) in sorted(lengths.buckets.items()))
         if lengths and known
         else (),
@@ -137,6 +142,7 @@ def _octave(length: int) -> str:
 
 
 def _totals(report: TokenReport) -> str:
+    skew = "" if report.rank_skew is None else f"{report.rank_skew:.2f}"
     rows = [
         ("computed · 计算", _count(report.computed)),
         ("valid · 有效", _count(report.valid)),
@@ -149,6 +155,7 @@ def _totals(report: TokenReport) -> str:
         ("row length, 95 % · 行长 95 分位", _number(report.p95_length)),
         ("widest row, padding included · 最大行宽（含填充）", _count(report.widest)),
         ("rows that fill it, perhaps cut · 填满该宽度的行（可能被截断）", _percent(report.full_row_ratio)),
+        (f"valid of rank {report.fullest_rank} / mean of all ranks · 最多的 rank / 均值", skew),
     ]  # fmt: skip
     return _table((), [row for row in rows if row[1]])
 

@@ -202,6 +202,6 @@ def test_a_store_without_a_place_for_artifacts_costs_a_line(
 
 
 def test_a_report_of_nothing_is_a_page_all_the_same() -> None:
-    empty = TokenReport(None, None, None, None, None, None, None, None, None, None, (), {}, None)
+    empty = TokenReport(*[None] * 12, (), {}, None)
     assert "<h1>" in empty.to_html()
     assert json.loads(empty.to_json())["computed"] is None

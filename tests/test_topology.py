@@ -6,6 +6,7 @@ that its coordinates stand for, and adds up each row once.
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from types import SimpleNamespace
@@ -17,11 +18,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from paddle.distributed.fleet.base.topology import CommunicateTopology
 
+from mlflow_tokens.account import account_of
 from mlflow_tokens.aggregate import Moment, Past, quantities
 from mlflow_tokens.clock import PhaseClock
 from mlflow_tokens.counting import PadPolicy, count_batch, find_fields, fingerprint_of, given_counts
 from mlflow_tokens.meter import FINGERPRINTS, Meter, Reading
 from mlflow_tokens.ranks import Question
+from mlflow_tokens.records import Fullest, Quantities, decode, encode
 from mlflow_tokens.topology import Place, ranks_with_tokens, topology_of, topology_of_tensor
 from tests.fake_topology import FakeExpertGroup, FakeHybridGroup
 from tests.journals import segment
@@ -62,8 +65,8 @@ def recount(data_ranks: int, steps: int = 2) -> tuple[int, int]:
     return sum(len(row) for row in rows), sum(token != 0 for row in rows for token in row)
 
 
-def totals(readings: list[Reading], steps: int = 2) -> tuple[int | None, int | None]:
-    taken = quantities(
+def taken(readings: list[Reading], steps: int = 2) -> Quantities:
+    return quantities(
         {reading.rank: reading for reading in readings},
         segment=segment("a", (len(readings),)),
         seq=1,
@@ -71,7 +74,11 @@ def totals(readings: list[Reading], steps: int = 2) -> tuple[int | None, int | N
         baseline={},
         past=Past(),
     )
-    return taken.tokens.get("computed"), taken.tokens.get("valid")
+
+
+def totals(readings: list[Reading]) -> tuple[int | None, int | None]:
+    tokens = taken(readings).tokens
+    return tokens.get("computed"), tokens.get("valid")
 
 
 def job(dims: dict[str, int], sliced: bool) -> list[Reading]:
@@ -171,3 +178,33 @@ def test_a_tensor_that_is_spread_over_a_mesh_of_two_dimensions() -> None:
     holding = [rank for rank in range(7) if not topology_of_tensor(tensor, rank).replica]
     assert holding == [4, 5]
     assert topology_of_tensor(tensor, 4).sizes == {"data": 2, "tensor": 3}
+
+
+@pytest.mark.parametrize(("sliced", "expected"), [(False, Fullest(2, 30, 2)), (True, Fullest(2, 50, 2))])
+def test_the_fullest_data_rank(sliced: bool, expected: Fullest) -> None:
+    """Ranks 0 and 1 share sequences, as 2 and 3 do; a fifth is a replica of the first."""
+    places = [Place(sequence=(0, 1)), Place(sequence=(0, 1)), Place(sequence=(2, 3)), Place(sequence=(2, 3))]
+    valid = [10, 10 if not sliced else 5, 30, 30 if not sliced else 20]
+    readings = []
+    for rank, (place, tokens) in enumerate(zip(places, valid, strict=True)):
+        mark = rank if sliced else min(place.sequence)
+        readings.append(
+            Reading(
+                rank,
+                1,
+                1,
+                64,
+                tokens,
+                None,
+                PhaseClock(0.0).seconds(),
+                place=replace(place, fingerprint=(1, mark)),
+            )
+        )
+    readings.append(Reading(4, 1, 1, 64, 10, None, PhaseClock(0.0).seconds(), place=Place(replica=True)))
+    record = taken(readings, steps=1)
+    assert record.fullest == expected
+    assert decode(json.loads(json.dumps(encode(record)))) == record
+    # 30 of 40 tokens are 1.5 times the mean; 50 of 65 are 1.538… times.
+    account = account_of([segment("a", (5,)), record])
+    assert account.rank_skew == pytest.approx(30 / 20 if not sliced else 50 / 32.5)
+    assert account.fullest_rank == 2
