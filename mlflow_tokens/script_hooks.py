@@ -13,6 +13,9 @@ from mlflow_tokens.tracker import Tracker, status_of
 #: MLflow's own monitor logs by a count of its samples.
 _NOT_THE_SCRIPTS = "system/"
 
+_active: ScriptHooks | None = None
+_waits_for_visualdl = False
+
 
 class ScriptHooks:
     """Tells the tracker at which steps the script logs, and when the script ends a run."""
@@ -26,6 +29,7 @@ class ScriptHooks:
         import mlflow
         from mlflow import MlflowClient
         from mlflow.tracking import fluent
+        from mlflow.utils.import_hooks import register_post_import_hook
 
         self._patches.wrap(MlflowClient, "log_metric", self._log_metric)
         self._patches.wrap(MlflowClient, "log_batch", self._log_batch)
@@ -35,16 +39,26 @@ class ScriptHooks:
         # What log_metric() and its like call to find the active run, or to start one where there is none.
         if "_get_or_start_run" in vars(fluent):
             self._patches.wrap(fluent, "_get_or_start_run", self._get_or_start_run)
-        visualdl = sys.modules.get("visualdl")
-        if visualdl is not None:
-            self._patches.wrap(visualdl.LogWriter, "add_scalar", self._add_scalar)
+        global _active, _waits_for_visualdl
+        _active = self
+        if (visualdl := sys.modules.get("visualdl")) is not None:
+            self.wrap_visualdl(visualdl)
+        elif not _waits_for_visualdl:
+            _waits_for_visualdl = True
+            register_post_import_hook(_visualdl_imported, "visualdl")
 
         self._patches.wrap(sys, "excepthook", self._excepthook)
         self._patches.wrap(sys, "exit", self._exit)
 
     def remove(self) -> None:
         """Put everything back."""
+        global _active
+        _active = None
         self._patches.revert()
+
+    def wrap_visualdl(self, visualdl: Any) -> None:
+        """Follow what the script writes to VisualDL, now that it is there."""
+        self._patches.wrap(visualdl.LogWriter, "add_scalar", self._add_scalar)
 
     def _log_metric(
         self, original: Any, client: Any, run_id: str, key: str, *args: Any, **kwargs: Any
@@ -119,3 +133,12 @@ class ScriptHooks:
             self._tracker.runs.script_logged(run_id, step)
         except Exception as error:
             say_once("script_logged", "The script's steps could not be followed: %r", error)
+
+
+def _visualdl_imported(module: Any) -> None:
+    """The script has imported VisualDL after `autolog()`."""
+    if _active is not None:
+        try:
+            _active.wrap_visualdl(module)
+        except Exception as error:
+            say_once("visualdl", "What the script writes to VisualDL cannot be followed: %r", error)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import mlflow
@@ -157,6 +160,27 @@ def test_ours_are_logged_at_the_steps_at_which_the_script_logs(stored: Stored) -
     assert losses <= set(ours)
     assert ours == sorted(ours)
     assert ours[-1] == 19  # the last step, counted from 0 as the script does
+
+
+@pytest.mark.parametrize("imported", ["before", "after"])
+def test_ours_are_logged_at_the_steps_at_which_the_script_writes_to_visualdl(
+    stored: Stored, tmp_path: Path, imported: str
+) -> None:
+    lines = ["import sys, numpy, mlflow_tokens", "mlflow_tokens.autolog(pad_token_id=0, log_every_steps=2)"]
+    lines.insert(1 if imported == "before" else 2, "import visualdl")
+    lines += [
+        "assert sys.modules['visualdl']",
+        "tracker, log = mlflow_tokens.current(), visualdl.LogWriter('log')",
+        "for step in range(16):",
+        "    tracker.count(computed=4, valid=4)",
+        "    tracker.step()",
+        "    if step % 5 == 0:",
+        "        log.add_scalar('loss', 1.0, step)",
+    ]
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    script = "\n".join(lines)
+    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=environ, check=True, timeout=120)
+    assert {5, 10, 15} <= {step for step, _ in stored.points("tokens/computed")}
 
 
 def test_a_script_that_logs_without_a_run_joins_ours(stored: Stored) -> None:
