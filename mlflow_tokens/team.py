@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mlflow_tokens.meter import Meter, Reading
 from mlflow_tokens.notices import say_once
-from mlflow_tokens.ranks import Job, Question, RankClient, RankServer
+from mlflow_tokens.ranks import Job, Question, RankClient, RankServer, relay_of
 
 
 class Team:
@@ -22,7 +22,9 @@ class Team:
         if job.address is None:
             self._say_alone("the ranks of this job cannot find each other")
         elif job.rank:
-            self._client = RankClient(job, job.address, lambda step, live: meter.reading(step, live=live))
+            self._client = RankClient(
+                job, job.address, lambda step, live: meter.reading(step, live=live), relay_of(job)
+            )
         else:
             try:
                 self._server = RankServer(job, job.address)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import socket
 import threading
 import time
@@ -14,6 +12,8 @@ import pytest
 from mlflow_tokens.clock import PHASES
 from mlflow_tokens.meter import Reading
 from mlflow_tokens.ranks import Job, Question, RankClient, RankServer, job_from_environment
+from mlflow_tokens.ranks.gate import hello
+from mlflow_tokens.ranks.wire import Encoder, Origin, Said
 
 #: Longer than anything here takes, shorter than anybody's patience.
 LONG = 20.0
@@ -117,9 +117,9 @@ def test_while_the_end_of_a_run_waits_a_snapshot_takes_what_there_is(server: Ran
 
 def test_a_rank_that_dies_leaves_its_last_totals_and_is_not_waited_for(server: RankServer) -> None:
     dying = socket.create_connection(server.address)
-    dying.sendall(b'{"job": "job", "protocol": 1, "rank": 1}\n')
-    said = {"number": 0, "reading": dataclasses.asdict(reading(1, 4, 44))}
-    dying.sendall(json.dumps(said).encode() + b"\n")
+    dying.sendall(hello("job", [Origin(1, 1, 1, 0)]))
+    (row,) = Encoder().lines(0, [Said(1, reading(1, 4, 44))], fine=False)
+    dying.sendall(row)
     connect(server, 2, lambda step, live: reading(2, step, 8))
     wait_until(lambda: 1 in server.collect(Question(1), 0.1, False))
     dying.close()
@@ -128,7 +128,7 @@ def test_a_rank_that_dies_leaves_its_last_totals_and_is_not_waited_for(server: R
 
 
 @pytest.mark.parametrize(
-    "hello",
+    "said",
     [
         b"GET / HTTP/1.1\r\n\r\n",
         b'{"job": "another", "protocol": 1, "rank": 1}\n',
@@ -140,9 +140,9 @@ def test_a_rank_that_dies_leaves_its_last_totals_and_is_not_waited_for(server: R
         b"\xff" * 100_000,
     ],
 )
-def test_a_foreign_client_is_refused_and_changes_no_sum(server: RankServer, hello: bytes) -> None:
+def test_a_foreign_client_is_refused_and_changes_no_sum(server: RankServer, said: bytes) -> None:
     with socket.create_connection(server.address, timeout=LONG) as foreign:
-        foreign.sendall(hello)
+        foreign.sendall(said)
         try:
             while foreign.recv(4096):
                 pass  # what the server sends before it hangs up does not matter
@@ -172,7 +172,7 @@ ENDPOINTS = "10.0.0.1:6000,10.0.0.1:6001,10.0.0.2:6000"
 def test_any_number_of_questions_at_once_blocks_nobody(server: RankServer) -> None:
     with server._changed:  # the server cannot read what wakes it
         for _ in range(200_000):
-            server._wake()
+            server._waker.wake()
     assert server.collect(Question(1), 0.1, False) == {}
 
 
