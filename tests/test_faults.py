@@ -6,7 +6,7 @@ import json
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
@@ -34,9 +34,14 @@ def made(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> Iterato
 
 @pytest.fixture(scope="module")
 def running(made: Bench) -> Iterator[Running]:
-    """All cases, side by side: most of a case is waiting."""
+    """All cases, side by side: most of a case is waiting.
+
+    They are over before the first test is: pytest changes the environment between tests, which threads read.
+    """
     with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
-        yield {seed: pool.submit(run_case, seed, made) for seed in SEEDS}
+        cases = {seed: pool.submit(run_case, seed, made) for seed in SEEDS}
+        wait(cases.values(), _LONGEST)
+        yield cases
         pool.shutdown(cancel_futures=True)
 
 

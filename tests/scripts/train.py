@@ -66,6 +66,8 @@ def handle_sigterm():
     handler_before = signal.signal(signal.SIGTERM, handle)
 
 
+# What a shell starts in the background ignores it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 if options.handler == "before":
     handle_sigterm()
 if options.only_rank in (None, dist.get_rank()):
