@@ -78,15 +78,15 @@ def cpu(folder: Path, uri: str, seconds: int = 60) -> dict[str, float]:
     used: dict[str, float] = {}
     for second in range(seconds + 10):
         if second == 10:
-            used = _thread_seconds()
+            used = thread_seconds()
         _step(tracker)
         time.sleep(1.0)
-    after = _thread_seconds()
+    after = thread_seconds()
     tracker.close()
     return {name: 100 * (after[name] - used.get(name, 0.0)) / seconds for name in after}
 
 
-def _thread_seconds() -> dict[str, float]:
+def thread_seconds() -> dict[str, float]:
     """CPU seconds of our threads, from the scheduler (proc(5): schedstat, nanoseconds)."""
     found: dict[str, float] = {}
     for thread in threading.enumerate():

@@ -55,6 +55,8 @@ class Lengths:
 
     def by_octave(self) -> Lengths:
         """The same in few buckets, each twice as wide as the one before: 0, 1, 2-3, 4-7, …"""
+        if not any(length & (length - 1) for length in self.buckets):
+            return self
         folded = merge(Lengths({octave_of(length): bucket}) for length, bucket in self.buckets.items())
         return Lengths(folded.buckets, self.width, self.full)
 
@@ -62,11 +64,18 @@ class Lengths:
 def merge(parts: Iterable[Lengths]) -> Lengths:
     """The rows of all parts; full are those of the widest."""
     parts = list(parts)
-    buckets: dict[int, Bucket] = {}
+    found: dict[int, list[Bucket]] = {}
     for part in parts:
-        for length, more in part.buckets.items():
-            before = buckets.get(length, (0, 0, 0))
-            buckets[length] = (before[0] + more[0], before[1] + more[1], before[2] + more[2])
+        for length, bucket in part.buckets.items():
+            found.setdefault(length, []).append(bucket)
+    buckets: dict[int, Bucket] = {
+        length: (
+            sum([rows for rows, _, _ in several]),
+            sum([computed for _, computed, _ in several]),
+            sum([valid for _, _, valid in several]),
+        )
+        for length, several in found.items()
+    }
     width = max((part.width for part in parts), default=0)
     full = sum(part.full for part in parts if part.width == width)
     return Lengths(buckets, width, full)
@@ -74,6 +83,8 @@ def merge(parts: Iterable[Lengths]) -> Lengths:
 
 def since(now: Lengths, before: Lengths) -> Lengths:
     """The rows of `now` that are not in `before`, of an earlier moment of the same process."""
+    if not before.buckets:
+        return now
     buckets = {}
     for length, bucket in now.buckets.items():
         rows, computed, valid = before.buckets.get(length, (0, 0, 0))

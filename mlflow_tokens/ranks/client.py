@@ -86,7 +86,9 @@ class RankClient:
         self.closed_at = time.monotonic()
         self.last = self.said(last)
         self.waker.wake()
-        self._done.wait(timeout if self.reached else min(timeout, 2 * _RETRY))
+        first = min(timeout, 2 * _RETRY)
+        if not self._done.wait(first) and self.reached:
+            self._done.wait(timeout - first)
         self.over = True
         self.waker.wake()
         return self._taken

@@ -62,7 +62,7 @@ class Relay(RankServer):
         """What there is; answers are handed out once."""
         with self._changed:
             roll = self._roll
-            answers = [roll.said[rank] for rank in sorted(roll.answered - self._handed)]
+            answers = roll.said(roll.answered - self._handed)
             self._handed |= roll.answered
             last = [roll.last[rank] for rank in sorted(roll.last.keys() - self._confirmed)]
             return News(roll.origins(), answers, not roll.waiting, last)

@@ -41,7 +41,8 @@ class Roll:
         self._keeps, self._now = keeps, now
         self.root = 0
         """Rank 0 as a random number, once it is known; see `Origin`."""
-        self.said: dict[int, Said] = {}
+        # No objects more than these for each rank: collecting garbage costs more than adding up.
+        self._serials: dict[int, int] = {}
         self._readings: dict[int, Reading] = {}
         self._final: dict[int, Reading] = {}
         self.number = 0
@@ -68,7 +69,7 @@ class Roll:
         self.answered = set()
         self.waiting = {rank for rank in self._links.keys() | self._orphans.keys() if self._is_due(rank)}
         if wait_for_absent:
-            self.waiting |= self._ranks - self.said.keys()
+            self.waiting |= self._ranks - self._serials.keys()
 
     def newest(self) -> dict[int, Reading]:
         """The answers to the question, and of other ranks the newest reading, or what they said last."""
@@ -78,6 +79,10 @@ class Roll:
         """It takes too long: who has not answered is not waited for again until it has caught up."""
         self._behind |= self.waiting & self._links.keys()
         self.waiting = set()
+
+    def said(self, ranks: Iterable[int]) -> list[Said]:
+        """The newest of these, which have said something."""
+        return [Said(self._serials[rank], self._readings[rank]) for rank in sorted(ranks)]
 
     def origins(self) -> list[Origin]:
         """Of the ranks that are connected."""
@@ -121,10 +126,9 @@ class Roll:
             rank = reading.rank
             if reading.final:
                 last.append(rank)
-            before = self.said.get(rank)
-            if before is not None and one.serial <= before.serial:
+            if one.serial <= self._serials.get(rank, -1):
                 continue
-            self.said[rank] = one
+            self._serials[rank] = one.serial
             self._heard[rank] = now
             if rank in self._restarts:
                 sources = {name for other in self._readings.values() for name in other.by_source}
@@ -158,7 +162,7 @@ class Roll:
                 self._forget(rank)
 
     def _forget(self, rank: int) -> None:
-        if rank not in self._links and (rank in self.said or not self._waits_for_absent):
+        if rank not in self._links and (rank in self._serials or not self._waits_for_absent):
             self.waiting.discard(rank)
 
     def _admit(self, origin: Origin) -> bool:
@@ -181,7 +185,7 @@ class Roll:
         self._origins[rank] = origin
         self.last.pop(rank, None)
         final = self._final.pop(rank, None)
-        if self.said.pop(rank, None) is not None and self._keeps:
+        if self._serials.pop(rank, None) is not None and self._keeps:
             say_once("ranks restarted", _RESTARTED, rank)
             self._restarts.begin(final or self._readings[rank], self._heard[rank])
         return True

@@ -125,8 +125,9 @@ class Encoder:
         # Fewer rows than before: they have turned out to be unknown.
         if fine or before < 0 or rows < before or rows - before > _GROWTH * before:
             self._rows[rank] = -rows if fine else rows
-            buckets = [[length, *bucket] for length, bucket in lengths.buckets.items()]
-            more["lengths"] = [buckets, lengths.width, lengths.full]
+            more["lengths"] = flat = [lengths.width, lengths.full]
+            for length, bucket in lengths.buckets.items():
+                flat += (length, *bucket)
         return [*row, more] if more else row
 
 
@@ -153,7 +154,7 @@ class Decoder:
         if more:
             by_source = _sources_of(more["sources"]) if "sources" in more else by_source
             place = _place_of(*more["place"]) if "place" in more else place
-            lengths = _lengths_of(*more["lengths"]) if "lengths" in more else lengths
+            lengths = _lengths_of(more["lengths"]) if "lengths" in more else lengths
         reading = Reading(
             rank,
             step,
@@ -180,9 +181,13 @@ def _rows(number: int, rows: Sequence[str]) -> bytes:
     return f'{{"number":{number},"readings":[{",".join(rows)}]}}\n'.encode()
 
 
-def _lengths_of(buckets: Any, width: Any, full: Any) -> Lengths:
-    counted = {int(length): (int(rows), int(fed), int(text)) for length, rows, fed, text in buckets}
-    return Lengths(counted, int(width), int(full))
+def _lengths_of(flat: Any) -> Lengths:
+    if set(map(type, flat)) != {int} or len(flat) % 4 != 2:
+        raise ValueError("lengths are not made of the numbers that they should be")
+    numbers = iter(flat)
+    width, full = next(numbers), next(numbers)
+    fours = zip(numbers, numbers, numbers, numbers, strict=True)
+    return Lengths({length: (rows, fed, text) for length, rows, fed, text in fours}, width, full)
 
 
 def _sources_of(payload: Mapping[str, Any]) -> dict[str, tuple[int | None, int | None]]:
