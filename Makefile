@@ -1,5 +1,8 @@
 # The two commands: `make demo` and `make test`. Both make their own virtual environment first.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
+# On the path, or among pyenv's.
+PYTHON310 ?= $(shell for python in python3.10 "$$(pyenv root 2>/dev/null)"/versions/3.10*/bin/python3.10; do \
+    "$$python" --version >/dev/null 2>&1 && echo "$$python" && break; done)
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
@@ -7,7 +10,7 @@ DEMO   := .demo
 HOST   ?= 127.0.0.1
 PORT   ?= 5000
 
-.PHONY: demo serve serve-visualdl test test-long test-trainers test-all faults bench lint clean help
+.PHONY: demo serve serve-visualdl test test-long test-trainers test-legacy test-all faults bench lint clean help
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 18
@@ -34,9 +37,12 @@ test-trainers: .venv-nlp/.test .venv-formers/.test  ## test PaddleNLP's and Padd
 	@.venv-formers/bin/python -m pytest tests/trainers
 
 test-long: $(VENV)/.test  ## run the long matrices that `make test` leaves out
-	@$(BIN)/python -m pytest -m long
+	@$(BIN)/python -m pytest -m long -n 2
 
-test-all: test test-long test-trainers  ## run all three
+test-legacy: .venv-legacy/.test  ## test PaddleNLP 2.8.1's Trainer on Paddle 2.6.2 (wants Python 3.10; four minutes)
+	@.venv-legacy/bin/python -m pytest tests/trainers
+
+test-all: test test-long test-trainers $(if $(PYTHON310),test-legacy)  ## run all of them
 
 faults: $(VENV)/.test  ## inject 1,000 faults into real jobs and write docs/faults.md (ten minutes)
 	@$(BIN)/python -m tests.faults --count 1000 --seed 1 --report docs/faults.md
@@ -50,7 +56,7 @@ lint: $(VENV)/.test
 	@$(BIN)/mypy
 
 clean:  ## remove the virtual environment and everything the demo made
-	rm -rf $(VENV) .venv-nlp .venv-formers $(DEMO) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-nlp .venv-formers .venv-legacy $(DEMO) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -72,6 +78,8 @@ $(VENV)/.test: $(VENV)/.demo
 # Neither library installs beside what the other one, or the demo, needs.
 .venv-nlp/.test: TRAINER := paddlenlp==3.0.0b4
 .venv-formers/.test: TRAINER := paddleformers==1.2.0
+.venv-legacy/.test: TRAINER := paddlenlp==2.8.1
+.venv-legacy/.test: PYTHON := $(or $(PYTHON310),python3.10)
 .venv-%/.test: setup.py constraints-%.txt
 	@echo "Installing $(TRAINER) into .venv-$* (about 2 GB, a few minutes once)"
 	@test -x .venv-$*/bin/python || $(PYTHON) -m venv .venv-$*

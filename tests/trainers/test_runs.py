@@ -32,8 +32,10 @@ def test_steps_without_a_logger(stored: Stored, train: Train) -> None:
     assert {4, 8} <= {step for step, _ in stored.points("tokens/computed")}
 
 
-def test_steps_whose_data_is_skipped(stored: Stored, train: Train) -> None:
+def test_steps_whose_data_is_skipped(stored: Stored, train: Train, is_legacy: bool) -> None:
     """The Trainer counts them, as its script may wish; nothing is trained on in them."""
+    if is_legacy:
+        pytest.skip("PaddleNLP 2.8 skips no data")
     training = train(
         options={"log_every_steps": 1}, arguments={"skip_data_intervals": [[2, 3]], "max_steps": 8}
     )
