@@ -9,22 +9,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from mlflow_tokens.clock import PHASES
 from mlflow_tokens.meter import Reading
-from mlflow_tokens.ranks import Job, Question, RankClient, RankServer, job_from_environment
+from mlflow_tokens.ranks import Question, RankClient, RankServer, job_from_environment
 from mlflow_tokens.ranks.gate import hello
 from mlflow_tokens.ranks.wire import Encoder, Origin, Said
-
-#: Longer than anything here takes, shorter than anybody's patience.
-LONG = 20.0
-
-
-def job(rank: int, world_size: int, name: str = "job") -> Job:
-    return Job(rank, world_size, (world_size,), ("127.0.0.1", 0), name)
-
-
-def reading(rank: int, step: int, computed: int, final: bool = False) -> Reading:
-    return Reading(rank, step, step, computed, computed, None, dict.fromkeys(PHASES, 1.5), final)
+from tests.ranks import LONG, job, reading, wait_until
 
 
 @pytest.fixture
@@ -127,35 +116,6 @@ def test_a_rank_that_dies_leaves_its_last_totals_and_is_not_waited_for(server: R
     assert (readings[1].step, readings[1].computed) == (4, 44)
 
 
-@pytest.mark.parametrize(
-    "said",
-    [
-        b"GET / HTTP/1.1\r\n\r\n",
-        b'{"job": "another", "protocol": 1, "rank": 1}\n',
-        b'{"job": "job", "protocol": 2, "rank": 1}\n',
-        b'{"job": "job", "protocol": 1, "rank": 3}\n',
-        b'{"job": "job", "protocol": 1, "rank": 0}\n',
-        b"[]\n",
-        b'{"job": "job", "protocol": 1, "rank": 1}\n{"reading": {"rank": 2}}\n',
-        b"\xff" * 100_000,
-    ],
-)
-def test_a_foreign_client_is_refused_and_changes_no_sum(server: RankServer, said: bytes) -> None:
-    with socket.create_connection(server.address, timeout=LONG) as foreign:
-        foreign.sendall(said)
-        try:
-            while foreign.recv(4096):
-                pass  # what the server sends before it hangs up does not matter
-        except ConnectionResetError:
-            pass
-    for rank in (1, 2):
-        connect(server, rank, lambda step, live, rank=rank: reading(rank, step, rank))
-    assert {rank: item.computed for rank, item in server.collect(Question(1), LONG, True).items()} == {
-        1: 1,
-        2: 2,
-    }
-
-
 def test_a_rank_whose_rank_0_is_gone_does_not_wait_longer_than_told() -> None:
     server = RankServer(job(0, 3), ("127.0.0.1", 0))
     client = connect(server, 1, lambda step, live: reading(1, step, 1))
@@ -196,9 +156,3 @@ def test_spawn_puts_its_store_on_the_endpoint_of_rank_0_so_that_of_rank_1_is_tak
 def test_a_single_process_is_a_job_of_one() -> None:
     found = job_from_environment({})
     assert (found.rank, found.world_size, found.devices_by_node, found.address) == (0, 1, (1,), None)
-
-
-def wait_until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LONG
-    while not true():
-        assert time.monotonic() < deadline

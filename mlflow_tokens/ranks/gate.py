@@ -16,6 +16,8 @@ from mlflow_tokens.ranks.wire import FIELDS, PROTOCOL, Origin, line, origins_of
 
 #: Seconds that a connection may take to say who it is, and how many may be about to.
 PATIENCE, STRANGERS = 10.0, 256
+#: Connections that may wait to be looked at: of ranks that begin together, and of strangers among them.
+BACKLOG = 1024
 #: Files that are left to the training script, of those that the process may open.
 _FILES_LEFT = 256
 
@@ -51,7 +53,7 @@ def check_hello(job: str, world_size: int, text: bytes) -> list[Origin]:
         message = json.loads(text)
         name, protocol = message["job"], message["protocol"]
     except Exception:  # whatever the parser makes of it
-        raise Refused("foreign", _FOREIGN, f"it says {text[:40]!r}") from None
+        raise Refused("foreign", _FOREIGN, f"it says {text[:30]!r}") from None
     if name != job:
         raise Refused(
             "job",
@@ -93,7 +95,7 @@ def damaged(ranks: list[int], error: Exception) -> Refused:
 
 def too_long(data: bytes) -> Refused:
     """A line that does not end."""
-    return Refused("long", _FOREIGN, f"its first line has no end: {data[:40]!r}…")
+    return Refused("long", _FOREIGN, f"its first line has no end: {data[:20]!r}…")
 
 
 def silent() -> Refused:

@@ -40,7 +40,7 @@ class RankServer:
         self._roll = Roll(job.relayed if relays else range(1, job.world_size), keeps=not relays)
         if not relays:
             self._roll.root = secrets.randbits(48) | 1
-        self._socket = socket.create_server(address, backlog=min(job.world_size, 1024))
+        self._socket = socket.create_server(address, backlog=gate.BACKLOG)
         self._socket.setblocking(False)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._socket, selectors.EVENT_READ)

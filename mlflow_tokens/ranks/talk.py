@@ -21,7 +21,7 @@ _LOOK, _IDLE = 0.02, 1.0
 #: Seconds after which a rank that has not finished the step asked for answers with what it has.
 _PATIENCE, _PATIENCE_LIVE = 4.0, 0.5
 #: Seconds that the node's first rank has to say welcome, and to have rank 0 hear what a rank says last.
-_WELCOME, _HEARD = 5.0, 1.5
+_WELCOME, _HEARD = 5.0, 0.5
 #: Seconds for which a rank that has said its last still answers, unless rank 0 asks for the last: snapshots
 #: of earlier steps may wait there, and other ranks of the node for this one.
 _STAY = 1.0
