@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
-from mlflow_tokens.masks import by_diagonal, by_masked_rows, by_position, count_where
+from mlflow_tokens.masks import by_diagonal, by_masked_rows, by_position, count_where, dtype_of
 
 #: A count that may still be on the device: an int, or a 0-d integer array.
 Scalar = Any
@@ -51,9 +52,11 @@ class PadPolicy:
         return "mask" if self.pad_token_id is None else f"mask, else id != {self.pad_token_id}"
 
 
-@dataclass(frozen=True, slots=True)
-class BatchCounts:
-    """Tokens of one micro-batch; None means unknown, and `reason` says why."""
+class BatchCounts(NamedTuple):
+    """Tokens of one micro-batch; None means unknown, and `reason` says why.
+
+    A tuple, as `Fields`, since one is made for every micro-batch.
+    """
 
     computed: Scalar | None
     valid: Scalar | None
@@ -71,14 +74,13 @@ class BatchCounts:
 
     Such masks need not tell padding: while they call every position text, it is not known whether they do.
     """
-    by_source: Mapping[str, tuple[Scalar | None, Scalar | None]] = field(default_factory=dict)
+    by_source: Mapping[str, tuple[Scalar | None, Scalar | None]] = MappingProxyType({})
     """Computed and valid tokens of each data source that was named."""
     fingerprint: Scalar | None = None
     """A number that depends on the ids and their order; only where it was asked for."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fields:
+class Fields(NamedTuple):
     """The arrays of a batch that counting looks at."""
 
     ids: tuple[Any, ...] = ()
@@ -102,19 +104,22 @@ def count_batch(fields: Fields, policy: PadPolicy, *, by_row: bool = False) -> B
     """
     if not fields.ids:
         return BatchCounts(None, None, None, reason="no token ids were recognised in the batch")
-    shapes = [list(ids.shape) for ids in fields.ids]
-    sizes = [math.prod(shape) for shape in shapes]
-    label_sizes = _label_sizes(shapes[0], sizes[0])
-    for shape, total in zip(shapes[1:], sizes[1:], strict=True):
+    computed, rows, width = 0, None, None
+    label_sizes: frozenset[int] = frozenset()
+    for number, ids in enumerate(fields.ids):
+        shape = ids.shape
+        total = math.prod(shape)
+        computed += total
         label_sizes |= _label_sizes(shape, total)
+        if number == 0 and len(shape) == 2:
+            rows, width = shape
     trained: Scalar | None = None
     if fields.labels is not None:
         trained = count_labels(fields.labels, policy.ignore_index, label_sizes, fields.loss_mask)
     valid: Scalar | None = 0
-    reason = lengths = rows = width = by_square = None
-    if len(shapes[0]) == 2:
-        rows, width = shapes[0]
-    for index, (ids, total) in enumerate(zip(fields.ids, sizes, strict=True)):
+    reason = lengths = by_square = None
+    for index, ids in enumerate(fields.ids):
+        total = computed if len(fields.ids) == 1 else size(ids)
         rowwise = by_row and index == 0 and rows is not None
         mask, startend = (fields.decoder_mask, None) if index else (fields.mask, fields.startend)
         part: Scalar | None = total
@@ -128,8 +133,8 @@ def count_batch(fields: Fields, policy: PadPolicy, *, by_row: bool = False) -> B
             lengths, part = part, part.sum()
         if square:
             by_square = (total, part) if by_square is None else (by_square[0] + total, by_square[1] + part)
-        valid = valid + part
-    return BatchCounts(sum(sizes), valid, trained, label_sizes, reason, rows, width, lengths, by_square)
+        valid = valid + part if index else part
+    return BatchCounts(computed, valid, trained, label_sizes, reason, rows, width, lengths, by_square)
 
 
 def fingerprint_of(fields: Fields) -> Scalar | None:
@@ -251,10 +256,17 @@ def is_array(value: Any) -> bool:
     return _is_array_type(kind) or (hasattr(value, "shape") and hasattr(value, "dtype"))
 
 
+#: Types that were found to be arrays.
+_SEEN: set[type[Any]] = set()
+
+
 @lru_cache(maxsize=256)
 def _is_array_type(kind: type[Any]) -> bool:
     # Asked of a tensor, each of the two costs more than all the rest.
-    return hasattr(kind, "shape") and hasattr(kind, "dtype")
+    is_array_type = hasattr(kind, "shape") and hasattr(kind, "dtype")
+    if is_array_type and len(_SEEN) < 256:
+        _SEEN.add(kind)
+    return is_array_type
 
 
 def _collect(value: Any, name: str | None, named: dict[str, Any], unnamed: list[Any], depth: int = 0) -> None:
@@ -268,6 +280,9 @@ def _collect(value: Any, name: str | None, named: dict[str, Any], unnamed: list[
         return
     elif isinstance(value, Mapping):
         for key, item in value.items():
+            if type(key) is str and type(item) in _SEEN:  # as nearly always
+                named.setdefault(key, item)
+                continue
             _collect(item, key if isinstance(key, str) else None, named, unnamed, depth + 1)
     elif isinstance(value, tuple | list):
         names = getattr(value, "_fields", ())
@@ -280,16 +295,7 @@ def _is_on_host(value: Any) -> bool:
 
 
 def _is_integer(value: Any) -> bool:
-    return is_array(value) and _dtype(value) in _INTEGERS
-
-
-def _dtype(array: Any) -> str:
-    return _name_of(array.dtype)
-
-
-@lru_cache(maxsize=256)
-def _name_of(dtype: Any) -> str:
-    return str(dtype).rpartition(".")[2]
+    return is_array(value) and dtype_of(value) in _INTEGERS
 
 
 def _is_ids(value: Any, dimensions: tuple[int, ...] = (1, 2)) -> bool:
@@ -303,7 +309,7 @@ def _first(named: Mapping[str, Any], names: Iterable[str]) -> Any:
     return None
 
 
-def _label_sizes(shape: list[int], total: int) -> frozenset[int]:
+def _label_sizes(shape: Sequence[int], total: int) -> frozenset[int]:
     """One label a position, or one less a row; as many as there are rows may be a class a row."""
     if len(shape) != 2 or total == 0:
         return frozenset((total, max(0, total - 1)))
@@ -313,7 +319,7 @@ def _label_sizes(shape: list[int], total: int) -> frozenset[int]:
 def _valid(ids: Any, mask: Any, startend: Any, policy: PadPolicy, by_row: bool) -> tuple[Scalar | None, bool]:
     """Valid tokens, all in one or of each row, or None; and whether a mask of query by key tells them."""
     shape = list(ids.shape)
-    readable = mask is not None and _dtype(mask).startswith(("bool", "int", "uint", "float", "bfloat"))
+    readable = mask is not None and dtype_of(mask).startswith(("bool", "int", "uint", "float", "bfloat"))
     if readable and (text := by_position(mask, shape, by_row)) is not None:
         return text, False
     if policy.pad_token_id is not None:
@@ -329,6 +335,6 @@ def _unreadable(mask: Any, startend: Any) -> str:
     for name, array in (("an attention mask", mask), ("attn_mask_startend_row_indices", startend)):
         if array is not None:
             shape = "x".join(map(str, array.shape))
-            told = f"{name} of {_dtype(array)} and shape {shape}"
+            told = f"{name} of {dtype_of(array)} and shape {shape}"
             return f"{told} does not tell padding from text; state pad_token_id=…"
     return 'there is no attention mask; state pad_token_id=…, or pad="none" for packed data'

@@ -7,6 +7,7 @@ it makes its count, and any total that the count is added to, negative.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 #: More tokens than a process can be fed, and few enough to be taken off half a million times in 64 bits.
@@ -75,8 +76,18 @@ def count_where(condition: Any, shape: list[int], by_row: bool) -> Any:
     return condition.reshape(shape).sum(-1) if by_row else condition.sum()
 
 
+def dtype_of(array: Any) -> str:
+    """The name of an array's type of numbers, such as "int64", in Paddle as in NumPy."""
+    return _name_of(array.dtype)
+
+
+@lru_cache(maxsize=256)
+def _name_of(dtype: Any) -> str:
+    return str(dtype).rpartition(".")[2]
+
+
 def _text(mask: Any, shape: list[int], by_row: bool) -> Any:
-    kind = str(mask.dtype)
+    kind = dtype_of(mask)
     if "float" not in kind:
         text = count_where(mask if "bool" in kind else mask != 0, shape, by_row)
         # A script's masks are all of one kind, so those of the sample tell.

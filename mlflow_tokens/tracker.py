@@ -166,7 +166,7 @@ class Tracker:
                 counts = self.count_fields(find_fields(batch))
                 if counts.computed is None:
                     reason = f"{counts.reason}; name them input_ids, or say count(computed=…, valid=…)"
-                    counts = replace(counts, reason=reason)
+                    counts = counts._replace(reason=reason)
                 key = self.options.source_key
                 if source is None and key is not None and isinstance(batch, Mapping):
                     source = batch.get(key)
@@ -292,7 +292,7 @@ class Tracker:
         self._find_topology()
         by_row = meter.samples_lengths or self._source is not None or self.options.source_key is not None
         counts = count_batch(fields, self.options.pad_policy, by_row=by_row)
-        return replace(counts, fingerprint=fingerprint_of(fields)) if meter.wants_fingerprint else counts
+        return counts._replace(fingerprint=fingerprint_of(fields)) if meter.wants_fingerprint else counts
 
     def of_source(self, counts: BatchCounts, names: str | Sequence[str] | None = None) -> BatchCounts:
         """The counts with the tokens of each source: of `names`, or of what `source()` was told."""
@@ -300,7 +300,7 @@ class Tracker:
         if names is None:
             return counts
         try:
-            return replace(counts, by_source=by_source(counts, names))
+            return counts._replace(by_source=by_source(counts, names))
         except ValueError as error:
             say_once("source", "Tokens of some batches are of no known source: %s.", error)
             return counts

@@ -52,7 +52,7 @@ def fed(group: Any, index: int, slices: tuple[int, int] | None, steps: int = 2) 
         fields = find_fields({"input_ids": ids})
         counts = count_batch(fields, PadPolicy(pad_token_id=0))
         if meter.wants_fingerprint:
-            counts = replace(counts, fingerprint=fingerprint_of(fields))
+            counts = counts._replace(fingerprint=fingerprint_of(fields))
         meter.count(counts)
         meter.step()
     reading = meter.reading(steps)

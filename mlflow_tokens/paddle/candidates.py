@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from mlflow_tokens.counting import BatchCounts, Scalar, is_array
@@ -39,7 +38,7 @@ class Candidate:
     def learn(self, trained: Scalar | None) -> None:
         """How many tokens of the newest micro-batch are trained on; None: unknown, whatever else is seen."""
         sizes = self.batches[-1].label_sizes if trained is not None else frozenset()
-        self.batches[-1] = replace(self.batches[-1], trained=trained, label_sizes=sizes)
+        self.batches[-1] = self.batches[-1]._replace(trained=trained, label_sizes=sizes)
 
     def may_learn(self, trained: Scalar | None, taker: Candidate) -> None:
         """Labels were taken for another one that was called since, which may turn out to be a teacher."""
@@ -50,7 +49,7 @@ class Candidate:
         """Take back the labels that others took which are not trained: these have none of the parameters."""
         lent = {id(counts): trained for counts, trained, taker in self._lent if not taker.trains(trained_by)}
         self.batches = [
-            replace(counts, trained=lent[id(counts)]) if id(counts) in lent else counts
+            counts._replace(trained=lent[id(counts)]) if id(counts) in lent else counts
             for counts in self.batches
         ]
         self._lent.clear()

@@ -8,7 +8,6 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import paddle
@@ -310,17 +309,16 @@ class ModelHooks:
             arguments = args[0]
         else:
             names = self._names_of(called)
-            named = {
-                names[index] if index < len(names) else f"{index}": value for index, value in enumerate(args)
-            }
-            arguments = {**named, **kwargs}
+            arguments = dict(zip(names, args, strict=False))
+            arguments.update((f"{index}", args[index]) for index in range(len(names), len(args)))
+            arguments.update(kwargs)
         with paddle.no_grad():
             counts = self._tracker.of_source(self._tracker.count_fields(find_fields(arguments)))
         if counts.computed is None:
             name = getattr(called, "__name__", type(called).__name__)
             why = f"{counts.reason} that {name} was called with"
-            unknown = replace(
-                counts, reason=f"{why}; name it input_ids, or count by hand with mlflow_tokens.Tracker"
+            unknown = counts._replace(
+                reason=f"{why}; name it input_ids, or count by hand with mlflow_tokens.Tracker"
             )
             return unknown, holds_no_tokens(arguments)
         self._came_with_labels = frozenset() if counts.trained is None else counts.label_sizes

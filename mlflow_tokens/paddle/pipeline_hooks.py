@@ -7,7 +7,6 @@ up (see `topology`).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 import paddle
@@ -92,4 +91,4 @@ def _with_labels(fields: Fields, labels: Any) -> Fields:
         labels = labels[0]
     if isinstance(labels, Mapping):
         labels = find_fields(labels).labels
-    return replace(fields, labels=labels) if is_array(labels) else fields
+    return fields._replace(labels=labels) if is_array(labels) else fields

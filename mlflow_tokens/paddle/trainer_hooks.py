@@ -182,7 +182,7 @@ def _with_labels(counts: BatchCounts, labels: Any, ignore_index: int) -> BatchCo
     if counts.trained is not None:
         return counts
     with paddle.no_grad():
-        return replace(counts, trained=count_labels(labels, ignore_index, counts.label_sizes))
+        return counts._replace(trained=count_labels(labels, ignore_index, counts.label_sizes))
 
 
 def _with_responses(counts: BatchCounts, pairs: Any) -> BatchCounts:
@@ -195,10 +195,10 @@ def _with_responses(counts: BatchCounts, pairs: Any) -> BatchCounts:
     pairs: None where there are no pairs (KTO): unknown.
     """
     if pairs is None:
-        return replace(counts, trained=None, label_sizes=frozenset())
+        return counts._replace(trained=None, label_sizes=frozenset())
     pairs = pairs.reshape([-1, pairs.shape[-1]])
     with paddle.no_grad():
-        return replace(counts, trained=(pairs[:, 3] - pairs[:, 1]).astype("int64").sum())
+        return counts._replace(trained=(pairs[:, 3] - pairs[:, 1]).astype("int64").sum())
 
 
 def _directory(args: Any, state: Any) -> Path:
