@@ -56,7 +56,7 @@ def computed(ranks: int, steps: int) -> int:
 def test_three_nodes_of_which_ranks_have_another_clock_interval_and_number_of_steps(
     stored: Stored, tmp_path: Path
 ) -> None:
-    """Rank 1's clock is a day late, rank 2, which relays, has an interval of 7, rank 4 trains for 5 steps more."""
+    """Rank 1's clock is a day late; rank 2, which relays, has an interval of 7; rank 4 has 5 steps more."""
     everyone = endpoints(2, 3, 1)
     usual, odd = (23, 5, 0), {1: (23, 5, -86_400), 2: (23, 7, 86_400), 4: (28, 5, 0)}
     ranks = [Rank(number, everyone, *odd.get(number, usual), cwd=tmp_path) for number in range(6)]

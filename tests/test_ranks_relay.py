@@ -102,6 +102,18 @@ def test_when_the_first_rank_of_a_node_dies_the_others_reach_rank_0_themselves(t
     assert team.connections() == 4
 
 
+def test_a_rank_that_is_restarted_behind_its_first_one_has_no_tokens(team: Team) -> None:
+    for rank in range(1, 7):
+        team.join(rank)
+    assert team.at(10) == exact(10)
+    team.kill(3)
+    job = team.jobs[3]
+    assert job.address is not None
+    team.clients[3] = RankClient(job, job.address, lambda step, live: reading(3, step, 5), process=77)
+    wait_until(lambda: team.at(20) == exact(20) | {3: (20, None)})
+    assert team.connections() == 3
+
+
 def test_a_first_rank_with_fewer_batches_ends_before_the_others(team: Team) -> None:
     for rank in range(1, 7):
         team.join(rank)
@@ -133,7 +145,12 @@ def test_the_last_of_all_ranks_is_heard_through_the_first_one(team: Team) -> Non
 def test_a_rank_that_has_said_its_last_still_answers_for_a_step_before(team: Team) -> None:
     for rank in (1, 2, 3, 5, 6):
         team.join(rank)
-    team.join(4, lambda step, live: reading(4, step, 400 + step) if step <= 40 else None)
+
+    def read(step: int, live: bool) -> Reading | None:
+        time.sleep(0.2 * (step == 20))  # a device that takes its time to be read
+        return reading(4, step, 400 + step) if step <= 40 else None
+
+    team.join(4, read)
     assert team.at(10) == exact(10)
     leaving = threading.Thread(target=team.clients[4].close, args=[reading(4, 40, 440, final=True), LONG])
     leaving.start()

@@ -88,6 +88,15 @@ def test_a_rank_restarted_after_its_last_word_goes_on_from_that() -> None:
     assert roll.newest()[1].computed is None
 
 
+def test_a_script_s_next_tracker_is_not_counted_before_rank_0_has_its_next_one(said: list[str]) -> None:
+    roll = roll_of(Clock())
+    roll.connect("first", [Origin(1, 7, 1, 0)])
+    roll.take(0, [Said(1, spent(1, 50, 500, train=1.0, final=True))])
+    assert roll.connect("next", [Origin(1, 7, 2, 0)]) == set()
+    assert roll.newest()[1].computed == 500
+    assert said == []
+
+
 def test_a_reading_that_is_older_than_another_does_not_count() -> None:
     """The first rank of a node may hand on what its rank has meanwhile said better itself."""
     roll = roll_of(Clock())
