@@ -65,9 +65,11 @@ class Ledger:
 
         A store's latest value would stay the last one known, and be read as the run's.
         """
-        if snapshot.kind in ("heartbeat", "checkpoint"):
-            return snapshot
         totals = {name for name in snapshot.metrics if name in TOTALS}
+        if snapshot.kind in ("heartbeat", "checkpoint"):
+            # These end nothing, but what they log is known from then on.
+            self._known |= totals
+            return snapshot
         # Whether a run of unknown past had a cost is unknown, too: without a price now, none is ended.
         assumed = {name for name in self._assumed if self.account.price or not name.startswith("cost/")}
         unknown = dict.fromkeys(sorted((self._known | assumed) - totals), math.nan)

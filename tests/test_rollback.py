@@ -7,6 +7,7 @@ tokens out of 16.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from decimal import Decimal
 
 import pytest
@@ -227,6 +228,15 @@ def test_series_of_a_run_whose_past_is_unknown_are_ended_once(priced: bool) -> N
     assert {"tokens/computed", "tokens/valid", "tokens/effective", "device/hours"} <= ended
     assert ("cost/total" in ended) == priced
     assert not any(math.isnan(value) for value in second.metrics.values())
+
+
+def test_a_total_that_only_a_checkpoint_has_logged_is_ended_when_it_is_unknown() -> None:
+    """Killed after a checkpoint at step 1; resumed from one at step 5 that did not reach the journal."""
+    checkpoint = replace(trained("a", 0, 1), kind="checkpoint")
+    resumed = [*begin("a"), checkpoint, *begin("b", back("a", 5)), trained("b", 5, 9, seq=2, rewinds=1)]
+    first, last = [snapshot.metrics for snapshot in replay(resumed)]
+    assert first["tokens/effective"] == 10
+    assert math.isnan(last["tokens/effective"])
 
 
 def test_the_cost_of_a_run_that_goes_on_without_a_price_is_ended() -> None:
