@@ -342,9 +342,6 @@ class _Checker:
         if self._outcome.scenario.run_mode == "script" and lived.life.ending.kind == "interrupt":
             # The script ends its run itself, as the block of MLflow does.
             allowed |= {"FAILED"}
-        if not self._outcome.scenario.block and lived.life.ending.kind in ("exception", "interrupt"):
-            # A tracker that is no context manager sees its exit handler called, and not why.
-            allowed |= {"FINISHED"}
         if lived.events(0, "script_failed"):
             # The script's own run, whose end the script itself could not say.
             allowed |= {"RUNNING"}
