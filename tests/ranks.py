@@ -25,8 +25,8 @@ def reading(rank: int, step: int, computed: int, final: bool = False) -> Reading
     return Reading(rank, step, step, computed, computed, None, dict.fromkeys(PHASES, 1.5), final)
 
 
-def wait_until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LONG
+def wait_until(true: Callable[[], bool], seconds: float = LONG) -> None:
+    deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline
         time.sleep(0.005)

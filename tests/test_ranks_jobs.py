@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.conftest import Stored
 from tests.jobs import ROOT, SCRIPTS, recorded
-from tests.ranks import endpoints
+from tests.ranks import endpoints, wait_until
 
 
 class Rank:
@@ -57,12 +57,14 @@ def test_three_nodes_of_which_ranks_have_another_clock_interval_and_number_of_st
     stored: Stored, tmp_path: Path
 ) -> None:
     """Rank 1's clock is a day late; rank 2, which relays, has an interval of 7; rank 4 has 5 steps more."""
-    everyone = endpoints(2, 3, 1)
+    everyone, journals = endpoints(2, 3, 1), tmp_path / "journal"
     usual, odd = (23, 5, 0), {1: (23, 5, -86_400), 2: (23, 7, 86_400), 4: (28, 5, 0)}
     ranks = [Rank(number, everyone, *odd.get(number, usual), cwd=tmp_path) for number in range(6)]
-    for word in ("READY", "TRAINED"):
+    for word, snapshot in (("READY", 0), ("TRAINED", 20)):
         for rank in ranks:
             rank.until(word)
+        # Rank 0 asks when it has loaded MLflow, for which the others would not wait at their end.
+        wait_until(lambda last=snapshot: last in [0, *(each["step"] for each in recorded(journals))], 60.0)
         for rank in ranks:
             rank.go()
     said = [rank.ends() for rank in ranks]
@@ -74,7 +76,7 @@ def test_three_nodes_of_which_ranks_have_another_clock_interval_and_number_of_st
     assert dict(stored.points("tokens/valid")) == {
         step: tokens - 6 * step - (5 if step == 23 else 0) for step, tokens in totals.items()
     }
-    records = recorded(tmp_path / "journal")
+    records = recorded(journals)
     assert all(abs(record["t_wall"] - time.time()) < 600 for record in records)
     (phases,) = records[-1]["device_seconds"].values()
     held = sum(phases.values())

@@ -24,7 +24,7 @@ _PATIENCE, _PATIENCE_LIVE = 4.0, 0.5
 _WELCOME, _HEARD = 5.0, 0.5
 #: Seconds for which a rank that has said its last still answers, unless rank 0 asks for the last: snapshots
 #: of earlier steps may wait there, and other ranks of the node for this one.
-_STAY = 1.0
+_STAY = 3.0
 
 
 class Refusal(Exception):
