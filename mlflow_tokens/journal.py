@@ -83,6 +83,14 @@ class Journal:
         else:
             # Quantities are cumulative: the newest ones say what those they replace said.
             self._unwritten[-1] = line
+        self.write_rest()
+
+    def write_rest(self) -> None:
+        """Write what the disk has not taken yet.
+
+        Raises:
+            OSError: it still does not.
+        """
         while self._unwritten:
             self._write(self._unwritten[0])
             self._unwritten.popleft()

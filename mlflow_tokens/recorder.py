@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -244,6 +245,7 @@ class Recorder:
             try:
                 moment = self._moments.get_nowait()
             except queue.Empty:
+                self._write_rest()
                 if (left := self._heartbeat.seconds_left(self._now())) > 0:
                     self._hurry.wait(min(left, LOOK))
                     continue
@@ -362,3 +364,10 @@ class Recorder:
                     self._journal_path,
                     error,
                 )
+
+    def _write_rest(self) -> None:
+        """There may be room again for what the disk has not taken, and the next record may never come."""
+        with self._journal_lock:
+            if self._journal is not None:
+                with suppress(OSError):  # which was said when it began
+                    self._journal.write_rest()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import threading
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ import pytest
 from mlflow_tokens import recorder as recorder_module
 from mlflow_tokens.aggregate import Moment
 from mlflow_tokens.clock import PHASES
-from mlflow_tokens.journal import read_journal
+from mlflow_tokens.journal import Journal, read_journal
 from mlflow_tokens.meter import Reading
 from mlflow_tokens.ranks import Question
 from mlflow_tokens.recorder import Recorder
@@ -97,3 +99,29 @@ def size_after(path: Path, quantities: int) -> int:
         if not quantities:
             break
     return size
+
+
+def test_what_a_full_disk_did_not_take_is_written_once_there_is_room_without_another_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process may be killed before it has anything more to record."""
+    write, tries, taken = Journal._write, [0], threading.Event()
+
+    def limited(journal: Journal, line: bytes) -> None:
+        is_quantities = b'"record":"quantities"' in line
+        tries[0] += is_quantities
+        if is_quantities and tries[0] == 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(journal, line)
+        if is_quantities:
+            taken.set()
+
+    monkeypatch.setattr(Journal, "_write", limited)
+    path = tmp_path / "a.jsonl"
+    recorder = recorder_on(HandClock(25.0), path)
+    recorder.start([], None)
+    recorder.put(Moment("step", Question(5), 5, recorder.wall(), t_mono=10.0))
+    assert taken.wait(30)
+    assert [record.step for record in written(path)] == [5]
+    recorder.end(Moment("final", Question(5, live=True), 5, recorder.wall(), t_mono=10.0))
+    assert [record.kind for record in written(path)] == ["step", "final"]
