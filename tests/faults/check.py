@@ -275,7 +275,7 @@ class _Checker:
     def _check_by_ledger(self, run: Run, points: Mapping[Point, list[float]]) -> None:
         """Points that no journal explains: only where none could be kept, and with the ledger's values."""
         points = points or self._points(run)
-        if not (self._journal_incomplete or self._outcome.journal_lost):
+        if not (self._journal_incomplete or self._outcome.journal_lost or self._killed_on_a_full_disk()):
             some = sorted(points)[:4]
             self._problem(f"{len(points)} stored points are in no journal: {some}")
             return
@@ -288,6 +288,13 @@ class _Checker:
             own = lived[0].trained(0, step, seed)
             if len(lived[0].processes) == 1 and (own is None or values[0] != getattr(own, kind)):
                 self._problem(f"{name} is {values[0]} at step {step}, by hand it is {own}")
+
+    def _killed_on_a_full_disk(self) -> bool:
+        """What the disk had not taken when the process was killed may be in the store all the same."""
+        lives = [lived.life for lived in self._outcome.lived]
+        return any(
+            life.ending.kind in KILLING and any(fault.kind in DISK for fault in life.faults) for life in lives
+        )
 
     def _reachable_at_end(self) -> bool:
         """Whether the server was well when the job came to its end, which could say goodbye."""
