@@ -312,8 +312,8 @@ class ModelHooks:
             arguments = dict(zip(names, args, strict=False))
             arguments.update((f"{index}", args[index]) for index in range(len(names), len(args)))
             arguments.update(kwargs)
-        with paddle.no_grad():
-            counts = self._tracker.of_source(self._tracker.count_fields(find_fields(arguments)))
+        # Comparisons and their sums keep nothing for gradients, so that no_grad would only cost.
+        counts = self._tracker.of_source(self._tracker.count_fields(find_fields(arguments)))
         if counts.computed is None:
             name = getattr(called, "__name__", type(called).__name__)
             why = f"{counts.reason} that {name} was called with"
