@@ -64,24 +64,34 @@ class PhaseClock:
         self._opened = now
 
 
-def process_started(now: float | None = None) -> float:
+def process_started() -> float:
     """When this process began, on the scale of `time.monotonic`, in seconds.
 
     From /proc/self/stat, field 22 (proc(5)): ticks since boot. Where there is no /proc, and in an
     interactive session, whose idle hours are not the run's, it is the present moment.
     """
-    now = time.monotonic() if now is None else now
     if is_interactive():
-        return now
+        return time.monotonic()
     try:
         with open("/proc/self/stat", encoding="ascii") as stat:
             # The command name, in parentheses, may hold spaces: count fields after its end.
             fields = stat.read().rpartition(")")[2].split()
-        ticks = int(fields[19])
-        age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+        began = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+        # A process that is held up between two readings would seem older than it is by as much.
+        now, since_boot = _at_once(lambda: time.clock_gettime(time.CLOCK_BOOTTIME))
     except (OSError, ValueError, IndexError, AttributeError):
-        return now
-    return now - age if age > 0 else now
+        return time.monotonic()
+    return min(now, now - since_boot + began)
+
+
+def _at_once(other: Callable[[], float]) -> tuple[float, float]:
+    """`time.monotonic` and another clock at the same moment: the closest of some readings."""
+    readings = []
+    for _ in range(5):
+        before, there, after = time.monotonic(), other(), time.monotonic()
+        readings.append((after - before, (before + after) / 2, there))
+    _, now, there = min(readings)
+    return now, there
 
 
 def is_interactive() -> bool:

@@ -6,6 +6,9 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
+
+import pytest
 
 from mlflow_tokens.clock import PHASES, PhaseClock, process_started
 
@@ -60,4 +63,24 @@ def test_the_start_of_the_process_is_known() -> None:
 
 def test_an_interactive_session_starts_now(monkeypatch) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
-    assert process_started(now=5.0) == 5.0
+    monkeypatch.setattr(time, "monotonic", lambda: 5.0)
+    assert process_started() == 5.0
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="there is no /proc")
+def test_a_process_that_is_held_up_while_it_asks_is_not_older_for_it(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    """Two clocks are read one after the other, and a busy machine may take 0.3 s between the two."""
+    ticks = int(Path("/proc/self/stat").read_text("ascii").rpartition(")")[2].split()[19])
+    # The machine has slept for 1,000 s, which only one of the clocks has counted; the process is 50 s old.
+    began = ticks / os.sysconf("SC_CLK_TCK") - 1000.0
+    clock, stalls = Time(), [0.3, 0.0, 0.2]
+    clock.now = began + 50.0
+
+    def since_boot(which: int) -> float:
+        assert which == time.CLOCK_BOOTTIME
+        clock.now += stalls.pop(0) if stalls else 0.1
+        return clock.now + 1000.0
+
+    monkeypatch.setattr(time, "monotonic", clock)
+    monkeypatch.setattr(time, "clock_gettime", since_boot)
+    assert process_started() == pytest.approx(began, abs=1e-6)
