@@ -83,7 +83,7 @@ class Recorder:
         position: Callable[[], int],
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._segment, self._price, self._bound = segment, price, bound
+        self._segment, self._price, self._bound = segment, price, replace(bound, segment=segment.segment)
         self._collect = collect
         self._baseline = dict(baseline)
         self._checkpoint = checkpoint
@@ -96,6 +96,7 @@ class Recorder:
         self._journal: Journal | None = None
         self._journal_lock = threading.Lock()
         self._ledger = Ledger()
+        self._began_here: set[str] = set()
         self._past = Past()
         self._readings: Mapping[int, Reading] = {}
         self._history_of: HistoryOf | None = None
@@ -113,6 +114,9 @@ class Recorder:
     def start(self, writers: list[Writer], history_of: HistoryOf | None) -> None:
         """Begin to take snapshots, for these sinks. history_of: of runs that MLflow may know already."""
         self._writers, self._history_of = writers, history_of
+        # Before a checkpoint can be saved, and before anybody is asked: should this process die, `sync` and
+        # whoever resumes from that checkpoint see that it lived.
+        self._append(self._bound)
         self._thread.start()
 
     def wall(self) -> float:
@@ -192,8 +196,6 @@ class Recorder:
 
     def _prepare(self) -> None:
         """Read what the run had before, find where training resumes, and open this segment."""
-        # First of all, and before anybody is asked: should this process die, `sync` sees that it lived.
-        self._append(self._bound)
         earlier: deque[Snapshot] = deque(maxlen=RECENT)
         delivered = True
         try:
@@ -222,6 +224,7 @@ class Recorder:
             now=t_wall,
             directory=self._journal_path.parent,
             history_of=history_of,
+            began_here=self._began_here,
         )
 
     def _replay_journal(self, earlier: deque[Snapshot]) -> bool:
@@ -233,6 +236,8 @@ class Recorder:
             snapshot = self._ledger.apply(record)
             if snapshot is not None:
                 earlier.append(snapshot)
+            if isinstance(record, SegmentStart | RunBound):
+                self._began_here.add(record.segment)
             if isinstance(record, Quantities):
                 self._seq = max(self._seq, record.seq)
                 delivered = False

@@ -47,11 +47,12 @@ class SegmentStart:
 
 @dataclass(frozen=True, slots=True)
 class RunBound:
-    """The run that this journal belongs to.
+    """The run that this journal belongs to; the first thing that a process writes.
 
     run: its id; None until it has been started. owned: we start and end it, the script does not.
     experiment_id, experiment_name, run_name: where and how a run is to be started that has not been;
-    None where MLflow's own default is meant.
+    None where MLflow's own default is meant. segment: of the process that says so, which may die before it
+    has more to say.
     """
 
     run: str | None
@@ -60,6 +61,7 @@ class RunBound:
     experiment_id: str | None = None
     experiment_name: str | None = None
     run_name: str | None = None
+    segment: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from decimal import Decimal
 from pathlib import Path
 from typing import Protocol
@@ -66,6 +67,7 @@ def past_records(
     now: float,
     directory: Path,
     history_of: HistoryOf | None,
+    began_here: AbstractSet[str] = frozenset(),
 ) -> list[Record]:
     """What has to be recorded before this segment, so that the account is where the training is.
 
@@ -73,11 +75,16 @@ def past_records(
         account: the run's journal so far. checkpoint: what training resumes from, if that is known.
         run, segment: of this process. now: time of day in s. directory: where the journals are.
         history_of: asks MLflow about a run; None if there can be nothing.
+        began_here: segments that began in this journal, even if they died before their first quantities.
     """
-    if account.milestones and not _is_stale(account, checkpoint, run, history_of):
+    if account.milestones and not _is_stale(account, checkpoint, run, history_of, began_here):
         return [] if checkpoint is None else _back_to(account, checkpoint, segment, now, directory)
     if checkpoint is None:
-        return _head(run, history_of)
+        head = _head(run, history_of)
+        if not head and account.milestones:
+            # MLflow was ahead of this journal when it was asked first, and does not say by what.
+            return [unknown_past(run or "", account.step, account.high_water)]
+        return head
     if run is not None and checkpoint.run in (None, run):
         head = _head(run, history_of) or [_unknown(checkpoint)]
         effective = _from_history(history_of, run, checkpoint).get("effective")
@@ -86,12 +93,16 @@ def past_records(
 
 
 def _is_stale(
-    account: Account, checkpoint: Checkpoint | None, run: str | None, history_of: HistoryOf | None
+    account: Account,
+    checkpoint: Checkpoint | None,
+    run: str | None,
+    history_of: HistoryOf | None,
+    began_here: AbstractSet[str],
 ) -> bool:
     """Whether the run went on elsewhere, with another journal, since this one was written."""
     if run is None or history_of is None:
         return False
-    here = {"", *(milestone.segment for milestone in account.milestones)}
+    here = {"", *began_here, *(milestone.segment for milestone in account.milestones)}
     if checkpoint is not None and checkpoint.run == run and checkpoint.segment not in here:
         return True
     try:
@@ -191,9 +202,13 @@ def _carry_account(account: Account, checkpoint: Checkpoint) -> CarriedOver:
 
 
 def _head(run: str | None, history_of: HistoryOf | None) -> list[Record]:
-    """The totals that MLflow has of a run whose journal is not here; none if it has none."""
+    """The totals that MLflow has of a run whose journal is not here; none if it has none.
+
+    Where it has some that say too little, or were unknown themselves, those of the run are unknown.
+    """
     if run is None or history_of is None:
         return []
+    position: int | None = None
     try:
         history = history_of(run)
         latest = history.latest()
@@ -207,8 +222,8 @@ def _head(run: str | None, history_of: HistoryOf | None) -> list[Record]:
             )
         ]
     except Exception as error:
-        say_once("history", "What MLflow has of the run so far cannot be read: %s", error)
-        return []
+        say_once("history", "What MLflow has of the run so far cannot be read: %r", error)
+        return [] if position is None else [unknown_past(run, position, position)]
 
 
 def _carry_values(
