@@ -68,6 +68,7 @@ class _Checker:
         self._price = PRICE if scenario.price else None
         self._damaged = any(life.between for life in scenario.lifetimes)
         faults = [fault.kind for life in scenario.lifetimes for fault in life.faults]
+        self._disk_failed = bool({*faults} & {*DISK})
         self._journal_incomplete = "unwritable" in faults or "disk_full_for_good" in faults
 
     def verdict(self) -> Verdict:
@@ -156,7 +157,8 @@ class _Checker:
     def _walk(self, records: Sequence[journal_text.Line], elsewhere: Sequence[Walk]) -> Walk:
         lived, seed = self._outcome.lived, self._outcome.scenario.seed
         held = self._outcome.scenario.held
-        return Follower(lived, seed, self._price, held, elsewhere).follow(records)
+        whole = not (self._damaged or self._disk_failed)
+        return Follower(lived, seed, self._price, held, elsewhere, whole=whole).follow(records)
 
     def _in_order(self) -> list[Path]:
         """Journals by their beginning: a later one may carry on from an earlier one."""
@@ -260,7 +262,7 @@ class _Checker:
         """The value that MLflow shows for the run is that of its end."""
         if not walk.known or self._journal_incomplete:
             return
-        last = walk.known[-1]
+        last = self._newest(run, walk)
         for name, right in last.values().items():
             if name == "device/gap_hours" and last.line["kind"] == "checkpoint":
                 continue  # a checkpoint does not log it
@@ -269,6 +271,11 @@ class _Checker:
                 self._check_value(name, last, value, "as the latest value")
             elif right is not None and not self._damaged and (last.sure or name != "tokens/effective"):
                 self._problem(f"{name} has no latest value, by hand it is {right}")
+
+    def _newest(self, run: Run, walk: Walk) -> Known:
+        """The last record of a run: a damage may have taken it from the journal, and not from the store."""
+        before = [then for then in self._walks_before_damage() if then.run == run.info.run_id and then.known]
+        return max((then.known[-1] for then in (*before, walk)), key=lambda known: known.line["t_mono"])
 
     # ---- runs whose journal does not have everything --------------------------------------------------
 
@@ -346,8 +353,9 @@ class _Checker:
         lost = self._outcome.journal_lost and not in_journal
         if lost or (id(lived) not in recorded and not could_say):
             allowed |= {"RUNNING"}
-        if self._outcome.scenario.run_mode == "script" and lived.life.ending.kind == "interrupt":
-            # The script ends its run itself, as the block of MLflow does.
+        by_script = self._outcome.scenario.run_mode == "script"
+        if by_script and lived.life.ending.kind in ("interrupt", "sys_exit"):
+            # The script ends its run itself, as MLflow's block does: any exception is a failure there.
             allowed |= {"FAILED"}
         if lived.events(0, "script_failed"):
             # The script's own run, whose end the script itself could not say.

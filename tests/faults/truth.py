@@ -76,12 +76,23 @@ class Walk:
 
 
 class Follower:
-    """Follows one journal. `elsewhere`: walks along journals that this one may refer to."""
+    """Follows one journal.
+
+    elsewhere: walks along journals that this one may refer to. whole: nothing has befallen the journals, so
+    that what is in one is all that was ever recorded.
+    """
 
     def __init__(
-        self, lived: Sequence[Lived], seed: int, price: float | None, held: bool, elsewhere: Sequence[Walk]
+        self,
+        lived: Sequence[Lived],
+        seed: int,
+        price: float | None,
+        held: bool,
+        elsewhere: Sequence[Walk],
+        *,
+        whole: bool,
     ) -> None:
-        self._lived, self._seed, self._elsewhere = lived, seed, elsewhere
+        self._lived, self._seed, self._elsewhere, self._whole = lived, seed, elsewhere, whole
         self._price, self._held = price, held
         self._gap_seconds = 0.0
         self._begun: set[str] = set()
@@ -117,6 +128,10 @@ class Follower:
     def _carry_over(self, line: Line) -> None:
         """Totals from elsewhere, in place of those here: they must be what the run had at some step."""
         self._carried = True
+        if self._whole and self._walk.known:
+            self._problem(
+                line, f"({line['source']}) takes the place of {len(self._walk.known)} whole records"
+            )
         if line["source"] == "unknown":
             self._before = self._seconds_before = None
             self._effective_before = (None, True)
