@@ -18,7 +18,7 @@ from mlflow_tokens.options import Options
 from mlflow_tokens.ranks import Question
 from mlflow_tokens.recorder import EXIT_TIMEOUT, Rewind
 from mlflow_tokens.records import RunBound, SnapshotKind
-from mlflow_tokens.sinks.mlflow import active_binding
+from mlflow_tokens.sinks.active_run import active_binding
 from mlflow_tokens.team import Team
 
 

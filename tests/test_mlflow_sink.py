@@ -20,8 +20,9 @@ from mlflow.utils import rest_utils
 from mlflow_tokens.metrics import METRICS, Snapshot
 from mlflow_tokens.records import RunBound
 from mlflow_tokens.sinks import transport
+from mlflow_tokens.sinks.active_run import absolute_uri, active_binding
 from mlflow_tokens.sinks.base import is_our_thread
-from mlflow_tokens.sinks.mlflow import MlflowSink, absolute_uri, active_binding, is_ours
+from mlflow_tokens.sinks.mlflow import MlflowSink, is_ours
 from tests.conftest import Stored
 from tests.servers import relay
 from tests.threads import on_writer
@@ -235,7 +236,8 @@ def test_a_run_of_the_scripts_is_the_scripts_to_end(stored: Stored, live: bool) 
 DYING = """
 import sys, threading
 import mlflow
-from mlflow_tokens.sinks.mlflow import MlflowSink, active_binding
+from mlflow_tokens.sinks.active_run import active_binding
+from mlflow_tokens.sinks.mlflow import MlflowSink
 run = mlflow.start_run()
 sink = MlflowSink(active_binding(), {}, lambda _: None, segment="s")
 sink.end_script_run = True
