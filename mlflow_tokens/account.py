@@ -50,7 +50,8 @@ class Account:
     rank_skew: valid tokens of the fullest data rank over the mean of all, since the segment began;
         fullest_rank: which one. None where there are not several.
     device_seconds: by (device type, phase), all segments together.
-    gap_seconds: device-seconds between allocations, when the machines may have been released; not billed.
+    gap_seconds: device-seconds between allocations, when the machines may have been released; not billed;
+        None if unknown.
     cells: money by (phase, fate) in `currency`; they add up to `cost` exactly.
     fates_known: False after a rollback to a step of which the money is not known.
     past_known: False if the run has a past of which nothing is known, neither tokens nor money, or an
@@ -76,7 +77,7 @@ class Account:
     rank_skew: float | None = None
     fullest_rank: int | None = None
     device_seconds: DeviceSeconds = field(default_factory=dict)
-    gap_seconds: float = 0.0
+    gap_seconds: float | None = 0.0
     cells: Cells = field(default_factory=dict)
     fates_known: bool = True
     past_known: bool = True
@@ -240,7 +241,7 @@ def _charge_gap(account: Account, before: Account, segment: SegmentStart, record
         return account
     seconds = gap * sum(last.devices_by_node)
     if last.allocation != segment.allocation and not segment.bill_gaps:
-        longer = account.gap_seconds + seconds
+        longer = None if account.gap_seconds is None else account.gap_seconds + seconds
         return replace(account, gap_seconds=longer, before_segment=replace(before, gap_seconds=longer))
     held = _merge(before.device_seconds, {last.device_type: {"restart": seconds}})
     cells, unpriced = dict(before.cells), before.unpriced_seconds
@@ -304,9 +305,9 @@ def _carry_over(account: Account, record: CarriedOver) -> Account:
         by_source=record.by_source,
         device_seconds=device_seconds,
         cells=cells,
-        gap_seconds=record.gap_seconds,
+        gap_seconds=record.gap_seconds if record.source not in ("unknown", "unasked") else None,
         fates_known=record.source == "journal",
-        past_known=record.source != "unknown",
+        past_known=record.source not in ("unknown", "unasked"),
         currency=record.currency,
         unpriced_seconds=sum(device_seconds.values()) if record.cells is None else 0.0,
         rewinds=account.rewinds + 1,

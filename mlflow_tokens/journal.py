@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from mlflow_tokens.files import lock
-from mlflow_tokens.records import Quantities, Record, decode, encode
+from mlflow_tokens.records import CarriedOver, Quantities, Record, Rollback, decode, encode
 
 #: Where journals go unless told otherwise, under the working directory.
 DEFAULT_DIRECTORY = Path(".mlflow_tokens")
@@ -31,6 +31,8 @@ FULL = 64 << 20
 UNWRITTEN = 4096
 #: The last record of a journal lies in its last so many bytes.
 TAIL = 1 << 16
+
+_UNASKED, _LATE = b'"source":"unasked"', b'"late":true'
 
 
 class JournalTaken(OSError):
@@ -172,17 +174,62 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 def read_journal(path: Path) -> Iterator[Record]:
     """The intact records of a journal, in the order they were written; a repeated line once.
 
+    What MLflow said late of the time before the journal stands where it was asked.
+
     Raises:
         OSError: the file cannot be read.
         ValueError: an intact record is of another schema.
     """
-    before = b""
+    answers = late_answers(path)
+    asked, before = 0, b""
     with path.open("rb") as file:
         for line in file:
             payload = _check(line)
-            if payload is not None and line != before:
-                yield decode(payload)
+            if payload is None or line == before:
+                continue
+            before = line
+            record = decode(payload)
+            if isinstance(record, CarriedOver | Rollback):
+                if record.late:
+                    continue
+                asked += isinstance(record, CarriedOver) and record.source == "unasked"
+                record = answers.pop((asked, type(record)), record)
+            yield record
+
+
+def late_answers(path: Path) -> dict[tuple[int, type], CarriedOver | Rollback]:
+    """What MLflow said of the time before the journal when the run went on already.
+
+    By the number of the question (from 1) and the type of the record in whose place it stands.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is of another schema.
+    """
+    answers: dict[tuple[int, type], CarriedOver | Rollback] = {}
+    asked, before = 0, b""
+    with path.open("rb") as file:
+        for line in file:
+            if line == before or not (_UNASKED in line or _LATE in line):
+                continue
+            record = decode(payload) if (payload := _check(line)) is not None else None
+            if isinstance(record, CarriedOver | Rollback):
                 before = line
+                if record.late:
+                    answers[(asked, type(record))] = record
+                else:
+                    asked += 1
+    return answers
+
+
+def recorded_times(path: Path) -> set[int]:
+    """The times in ms at which a journal has something for MLflow.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: an intact record is of another schema.
+    """
+    return {round(record.t_wall * 1000) for record in read_journal(path) if isinstance(record, Quantities)}
 
 
 def last_quantities(path: Path) -> Quantities | None:

@@ -33,7 +33,7 @@ class Ledger:
         self.profile.apply(record)
         if isinstance(record, SegmentStart | Rollback):
             self._window_start = None
-        if isinstance(record, CarriedOver) and record.high_water:
+        if isinstance(record, CarriedOver) and record.high_water and record.source != "unasked":
             # The run has series already, of which this journal holds nothing.
             self._assumed = {f"tokens/{kind}" for kind in record.tokens} or set(CHECKPOINT_METRICS)
         if not isinstance(record, Quantities):

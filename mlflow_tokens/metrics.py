@@ -309,7 +309,7 @@ def _totals(now: Account) -> dict[str, float | None]:
         "cost/per_million_tokens": _per_million(cost, now.effective),
         "cost/per_million_computed_tokens": _per_million(cost, now.computed),
         "device/hours": now.device_seconds_total / 3600 if now.complete and now.past_known else None,
-        "device/gap_hours": now.gap_seconds / 3600 or None,
+        "device/gap_hours": now.gap_seconds / 3600 if now.gap_seconds else None,
         "cost/waste/rolled_back": rolled_back or None,
     }
 

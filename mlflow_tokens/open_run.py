@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -17,8 +18,9 @@ from mlflow_tokens.options import Options
 from mlflow_tokens.recorder import Collect, Recorder
 from mlflow_tokens.records import PriceSet, RunBound, SegmentStart
 from mlflow_tokens.resume import History, find_journal, run_of
+from mlflow_tokens.sinks.active_run import active_run_metrics
 from mlflow_tokens.sinks.jsonl import JsonlSink
-from mlflow_tokens.sinks.mlflow import MlflowSink
+from mlflow_tokens.sinks.mlflow import MlflowSink, is_ours
 from mlflow_tokens.sinks.visualdl import VisualDLSink
 from mlflow_tokens.sinks.writer import Writer
 from mlflow_tokens.spool import Spool
@@ -118,10 +120,16 @@ def open_run(
 
     def history_of(run: str) -> History:
         sink = mlflow if run == bound.run else _other_run(run, bound)
-        return _AskedHistory(sink, writer)
+        return _AskedHistory(sink, writer, began_empty=run == bound.run and began_empty)
 
+    # A run that this process recorded before, if only in vain, is not as empty as it was.
+    began_empty = not baseline and bound.run is not None and _began_empty(bound.run)
     may_have_history = bound.run is not None or checkpoint is not None
-    recorder.start(writers, history_of if may_have_history else None)
+    recorder.start(
+        writers,
+        history_of if may_have_history else None,
+        lambda question: writer.ask(lambda: question(mlflow)),
+    )
     return opened
 
 
@@ -134,6 +142,12 @@ def end_unrecorded(bound: RunBound, status: str) -> None:
     writer.wait(time.monotonic() + writer.exit_timeout)
 
 
+def _began_empty(run: str) -> bool:
+    """Whether the script has the run active, and it had nothing of ours when the script started it."""
+    names = active_run_metrics(run)
+    return names is not None and not any(is_ours(name) for name in names)
+
+
 def _other_run(run: str, bound: RunBound) -> MlflowSink:
     """For reading alone."""
     return MlflowSink(RunBound(run, bound.tracking_uri), {}, lambda run: None, segment="", live=False)
@@ -142,11 +156,16 @@ def _other_run(run: str, bound: RunBound) -> MlflowSink:
 class _AskedHistory:
     """A run's history, read on the thread that writes to MLflow."""
 
-    def __init__(self, sink: MlflowSink, writer: Writer) -> None:
-        self._sink, self._writer = sink, writer
+    def __init__(self, sink: MlflowSink, writer: Writer, *, began_empty: bool) -> None:
+        self._sink, self._writer, self._began_empty = sink, writer, began_empty
 
-    def latest(self) -> Mapping[str, tuple[float, int, int]]:
-        return _answer(self._writer.ask(self._sink.latest))
+    def latest(self, but: AbstractSet[int] = frozenset()) -> Mapping[str, tuple[float, int, int]]:
+        try:
+            return _answer(self._writer.ask(lambda: self._sink.latest(but)))
+        except Exception:
+            if self._began_empty:  # MLflow said so when the script started it
+                return {}
+            raise
 
     def at(self, timestamp_ms: int) -> Mapping[str, float]:
         return _answer(self._writer.ask(lambda: self._sink.at(timestamp_ms)))

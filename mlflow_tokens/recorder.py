@@ -7,30 +7,39 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mlflow_tokens.aggregate import Moment, Past, quantities
 from mlflow_tokens.cadence import Heartbeat
 from mlflow_tokens.checkpoint import Checkpoint
-from mlflow_tokens.journal import FULL, Journal, JournalTaken, last_quantities, read_journal
+from mlflow_tokens.journal import last_quantities, late_answers, read_journal, recorded_times
+from mlflow_tokens.late_past import Ask, LatePast
 from mlflow_tokens.ledger import Ledger, replay
 from mlflow_tokens.meter import Reading
 from mlflow_tokens.metrics import Snapshot
 from mlflow_tokens.notices import logger, say_once
 from mlflow_tokens.ranks import Question
 from mlflow_tokens.records import (
+    CarriedOver,
     PriceSet,
     Quantities,
     Record,
     RunBound,
     SegmentEnd,
     SegmentStart,
-    SnapshotKind,
 )
 from mlflow_tokens.report import report_of
-from mlflow_tokens.resume import HistoryOf, past_records, unknown_past
+from mlflow_tokens.resume import (
+    History,
+    HistoryOf,
+    OpenPast,
+    late_records,
+    left_open,
+    past_records,
+    unknown_past,
+)
+from mlflow_tokens.run_journal import RunJournal
 from mlflow_tokens.sinks.writer import Writer
 from mlflow_tokens.spool import RECENT, Spool
 
@@ -38,9 +47,8 @@ from mlflow_tokens.spool import RECENT, Spool
 COLLECT_TIMEOUT = 10.0
 #: Seconds that the end of a run waits for the other ranks and for the sinks, each.
 EXIT_TIMEOUT = 5.0
-#: Seconds between snapshots once the journal has its full size.
-INTERVAL_WHEN_FULL = 3600.0
-
+#: Seconds that the end of a run waits for MLflow to say what it has of the run's past.
+LATE_TIMEOUT = 2.0
 #: Seconds between two looks at whether a snapshot is asked for.
 LOOK = 0.25
 
@@ -92,31 +100,34 @@ class Recorder:
         self._seq = 0
         self._last: Snapshot | None = None
         self._last_taken = 0.0
-        self._journal_path = journal_path
-        self._journal: Journal | None = None
-        self._journal_lock = threading.Lock()
+        self._journal = RunJournal(journal_path)
         self._ledger = Ledger()
         self._began_here: set[str] = set()
         self._past = Past()
         self._readings: Mapping[int, Reading] = {}
         self._history_of: HistoryOf | None = None
+        self._ask: Ask | None = None
+        self._left_open: OpenPast | None = None
+        self._late: LatePast | None = None
         self._writers: list[Writer] = []
         self._heartbeat = Heartbeat(now())
         self._moments: queue.SimpleQueue[Moment | Rewind] = queue.SimpleQueue()
         self._hurry = threading.Event()
         self._ended, self._abandoned = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="mlflow_tokens-recorder", daemon=True)
-        self.spool = Spool(lambda seq: replay(read_journal(self._journal_path), seq))
-        self._open_journal()
+        self.spool = Spool(lambda seq: replay(read_journal(self._journal.path), seq))
         self._wall_lock, self._wall_ms = threading.Lock(), 0
         self.earlier_step, self.earlier_position = self._earlier()
 
-    def start(self, writers: list[Writer], history_of: HistoryOf | None) -> None:
-        """Begin to take snapshots, for these sinks. history_of: of runs that MLflow may know already."""
-        self._writers, self._history_of = writers, history_of
+    def start(self, writers: list[Writer], history_of: HistoryOf | None, ask: Ask | None = None) -> None:
+        """Begin to take snapshots, for these sinks.
+
+        history_of: of runs that MLflow may know already. ask: about this run, where that did not answer.
+        """
+        self._writers, self._history_of, self._ask = writers, history_of, ask
         # Before a checkpoint can be saved, and before anybody is asked: should this process die, `sync` and
         # whoever resumes from that checkpoint see that it lived.
-        self._append(self._bound)
+        self._journal.append(self._bound)
         self._thread.start()
 
     def wall(self) -> float:
@@ -142,14 +153,8 @@ class Recorder:
         if known == self._bound:
             return
         self._bound = known
-        self._append(known)
-        with self._journal_lock:
-            if self._journal is not None and self._journal.path.stem != run:
-                try:
-                    self._journal.rename(f"{run}.jsonl")
-                    self._journal_path = self._journal.path
-                except OSError:
-                    pass  # it is found by the run's id that is in it
+        self._journal.append(known)
+        self._journal.name_after(run)
 
     def end(self, moment: Moment) -> Mapping[int, Reading]:
         """Take the final snapshot and wait, within limits, until the sinks have everything.
@@ -160,7 +165,9 @@ class Recorder:
         self._hurry.set()
         # The recorder's own limits, and some seconds for a machine that is busy.
         if not self._ended.wait(2 * EXIT_TIMEOUT + self._longest_exit()):
-            logger.warning("The end of the run could not be recorded in time; %s", self._where_the_rest_is())
+            logger.warning(
+                "The end of the run could not be recorded in time; %s", self._journal.where_the_rest_is()
+            )
             # A thread that reads device memory while the interpreter goes down aborts the process.
             self._abandoned.set()
             self._thread.join(1.0)
@@ -168,14 +175,6 @@ class Recorder:
 
     def _longest_exit(self) -> float:
         return max((writer.exit_timeout for writer in self._writers), default=0.0)
-
-    def _where_the_rest_is(self) -> str:
-        if self._journal is None:
-            return "no journal has it."
-        return (
-            f"all of it is in {self._journal_path}. `mlflow-tokens sync {self._journal_path.parent}` "
-            "brings it to MLflow."
-        )
 
     # ---- on the recorder's thread -----------------------------------------------------------------
 
@@ -198,15 +197,18 @@ class Recorder:
         """Read what the run had before, find where training resumes, and open this segment."""
         earlier: deque[Snapshot] = deque(maxlen=RECENT)
         delivered = True
+        records: list[Record] = []
         try:
             delivered = self._replay_journal(earlier)
             records = self._past_records(self._checkpoint, self._segment.t_wall, self._history_of)
         except Exception as error:
             say_once("recorder", "The run's past could not be read: %s: %s", type(error).__name__, error)
             records = [unknown_past(self._bound.run or "", self.earlier_step, self.earlier_position)]
-        resumed = bool(self._ledger.account.milestones or records)
+        asked_now = left_open(records, self._checkpoint)
+        resumed = bool(self._ledger.account.milestones or records) and asked_now is None
         for record in records:
             self._record(record)
+        self._late = self._late_past(asked_now or self._left_open)
         self._past = Past(self.earlier_step, self._ledger.account.rewinds, resumed)
         self._record(self._segment)
         if self._price is not None:
@@ -222,22 +224,34 @@ class Recorder:
             run=self._bound.run,
             segment=self._segment.segment,
             now=t_wall,
-            directory=self._journal_path.parent,
+            directory=self._journal.path.parent,
             history_of=history_of,
             began_here=self._began_here,
         )
 
+    def _late_past(self, past: OpenPast | None) -> LatePast | None:
+        run = self._bound.run
+        if past is None or run is None or self._ask is None:
+            return None
+
+        def question(history: History) -> list[Record]:
+            return late_records(past, run, history, recorded_times(self._journal.path))
+
+        return LatePast(self._ask, question, self._now)
+
     def _replay_journal(self, earlier: deque[Snapshot]) -> bool:
         """Fold what the journal holds; whether all of it had reached the sinks."""
         delivered = True
-        if self._journal is None:
+        if not self._journal.is_open:
             return delivered
-        for record in read_journal(self._journal_path):
+        for record in read_journal(self._journal.path):
             snapshot = self._ledger.apply(record)
             if snapshot is not None:
                 earlier.append(snapshot)
             if isinstance(record, SegmentStart | RunBound):
                 self._began_here.add(record.segment)
+            if isinstance(record, CarriedOver):
+                self._left_open = left_open([record])
             if isinstance(record, Quantities):
                 self._seq = max(self._seq, record.seq)
                 delivered = False
@@ -250,7 +264,7 @@ class Recorder:
             try:
                 moment = self._moments.get_nowait()
             except queue.Empty:
-                self._write_rest()
+                self._journal.write_rest()
                 if (left := self._heartbeat.seconds_left(self._now())) > 0:
                     self._hurry.wait(min(left, LOOK))
                     continue
@@ -261,8 +275,9 @@ class Recorder:
             return moment
 
     def _take(self, moment: Moment) -> None:
-        if moment.kind != "final" and self._journal_is_full(moment.kind):
+        if moment.kind != "final" and self._journal.leaves_out(moment.kind, self._now() - self._last_taken):
             return
+        self._learn_past(at_end=moment.kind == "final")
         if moment.question.live:
             # It may have waited for its turn, and its seconds are those of now.
             moment = moment._replace(t_mono=self._now())
@@ -284,6 +299,27 @@ class Recorder:
         elif snapshot is not None:
             self.spool.add(snapshot)
 
+    def _learn_past(self, *, at_end: bool) -> None:
+        """Where MLflow did not say what the run had before, and does now, begin the account with that."""
+        if self._late is None:
+            return
+        records = self._late.answer_at_end(LATE_TIMEOUT) if at_end else self._late.answer()
+        if records is None:
+            return
+        self._late = None
+        for record in records:
+            self._journal.append(record)
+        try:
+            if not late_answers(self._journal.path):
+                raise OSError("it has not taken it")
+            ledger = Ledger()
+            snapshots = [ledger.apply(record) for record in read_journal(self._journal.path)]
+        except (OSError, ValueError) as error:
+            say_once("late", "Totals stay unknown: the journal does not say what the run had (%s).", error)
+        else:
+            self._ledger = ledger
+            self.spool.restate(snapshot for snapshot in snapshots if snapshot is not None)
+
     def _rewind(self, rewind: Rewind) -> None:
         self._take(rewind.before)
         steps = self._ledger.account.step
@@ -303,16 +339,12 @@ class Recorder:
         if late:
             missed = " and ".join(late)
             logger.warning(
-                "Not everything reached %s before the end of the run; %s", missed, self._where_the_rest_is()
+                "Not everything reached %s before the end of the run; %s",
+                missed,
+                self._journal.where_the_rest_is(),
             )
-        self._append(SegmentEnd(self._segment.segment, time.time(), status, late))
-        with self._journal_lock:
-            if self._journal is not None:
-                try:
-                    self._journal.close()
-                except OSError as error:
-                    logger.warning("The journal %s is not complete: %s", self._journal_path, error)
-                self._journal = None
+        self._journal.append(SegmentEnd(self._segment.segment, time.time(), status, late))
+        self._journal.close()
         self._ended.set()
 
     # ---- the journal ------------------------------------------------------------------------------
@@ -321,9 +353,9 @@ class Recorder:
         """Optimizer step and position at which training begins; in no time, for the training thread asks."""
         last = None
         try:
-            last = last_quantities(self._journal_path)
+            last = last_quantities(self._journal.path)
         except (OSError, ValueError) as error:
-            say_once("journal", "The journal %s cannot be continued: %s", self._journal_path, error)
+            say_once("journal", "The journal %s cannot be continued: %s", self._journal.path, error)
         if last is not None:
             self._wall_ms = round(last.t_wall * 1000)
         if self._checkpoint is not None:
@@ -331,48 +363,6 @@ class Recorder:
             return self._checkpoint.step, self._checkpoint.position
         return (last.step, last.position) if last else (0, 0)
 
-    def _open_journal(self) -> None:
-        try:
-            self._journal = Journal(self._journal_path)
-        except JournalTaken:
-            raise
-        except OSError as error:
-            say_once(
-                "journal",
-                "No journal can be kept in %s (%s); what a sink misses is lost.",
-                self._journal_path.parent,
-                error,
-            )
-
-    def _journal_is_full(self, kind: SnapshotKind) -> bool:
-        """Whether this snapshot is left out. A checkpoint's is not: a job may resume from it."""
-        journal = self._journal
-        if journal is None or journal.size < (2 * FULL if kind == "checkpoint" else FULL):
-            return False
-        say_once("full", "The journal %s has its full size; one snapshot an hour from here on.", journal.path)
-        return self._now() - self._last_taken < INTERVAL_WHEN_FULL
-
     def _record(self, record: Record) -> Snapshot | None:
-        self._append(record)
+        self._journal.append(record)
         return self._ledger.apply(record)
-
-    def _append(self, record: Record) -> None:
-        with self._journal_lock:
-            if self._journal is None:
-                return
-            try:
-                self._journal.append(record)
-            except OSError as error:
-                say_once(
-                    "journal",
-                    "The journal %s cannot be written (%s); it is tried again.",
-                    self._journal_path,
-                    error,
-                )
-
-    def _write_rest(self) -> None:
-        """There may be room again for what the disk has not taken, and the next record may never come."""
-        with self._journal_lock:
-            if self._journal is not None:
-                with suppress(OSError):  # which was said when it began
-                    self._journal.write_rest()

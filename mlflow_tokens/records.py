@@ -127,6 +127,7 @@ class Rollback:
 
     to_segment: the segment in which the checkpoint was saved; "" if only the step is known.
     effective: effective tokens at the checkpoint, where this journal does not hold them itself.
+    late: of an answer that came late; see `CarriedOver`.
     """
 
     segment: str
@@ -134,6 +135,7 @@ class Rollback:
     to_segment: str
     to_step: int
     effective: int | None = None
+    late: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +143,14 @@ class CarriedOver:
     """Totals that were recorded elsewhere: the run begins with them.
 
     from_run, from_segment, from_step: where they are from. source: "journal" (of the parent run, as it
-    stood at the checkpoint), "history" (of MLflow, where the journal is lost) or "unknown" (neither).
+    stood at the checkpoint), "history" (of MLflow, where the journal is lost), "unknown" (neither) or
+    "unasked" (MLflow has not answered yet).
     tokens: by kind, `effective` too. seconds: device-seconds by device type, then by phase. busy: wall
     seconds of train and data_wait. cells: (phase, fate, amount); None if the cost is unknown.
     high_water: the largest position on the axis that was ever logged, if it is of this run.
     by_source: tokens of each data source, by kind; None if unknown.
+    late: an answer that came when the run went on already: it is read in the place of the "unasked" record,
+        and a late rollback in that of the rollback after it.
     """
 
     from_run: str
@@ -160,8 +165,9 @@ class CarriedOver:
     seconds: Mapping[str, Mapping[str, float]]
     currency: str | None = None
     cells: tuple[tuple[str, str, Decimal], ...] | None = None
-    gap_seconds: float = 0.0
+    gap_seconds: float | None = 0.0
     by_source: Mapping[str, Mapping[str, int]] | None = None
+    late: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Protocol
@@ -21,8 +22,8 @@ KINDS = ("computed", "valid", "trained", "effective")
 class History(Protocol):
     """What MLflow has stored of one run: our metrics and our tags. All may raise."""
 
-    def latest(self) -> Mapping[str, tuple[float, int, int]]:
-        """The latest value of each metric, with its step and its time in ms."""
+    def latest(self, but: AbstractSet[int] = frozenset()) -> Mapping[str, tuple[float, int, int]]:
+        """The latest value of each metric, with its step and its time in ms; times in `but` do not count."""
 
     def at(self, timestamp_ms: int) -> Mapping[str, float]:
         """The metrics of exactly this time."""
@@ -31,7 +32,19 @@ class History(Protocol):
         """The tags of the run that begin with `mlflow_tokens.`."""
 
 
-#: The history of a run; None if it cannot be asked.
+@dataclass(frozen=True, slots=True)
+class OpenPast:
+    """What stands in the journal for a run's past as long as MLflow has not said what it was.
+
+    rollback: to `checkpoint`, where training resumes from one.
+    """
+
+    unknown: CarriedOver
+    rollback: Rollback | None = None
+    checkpoint: Checkpoint | None = None
+
+
+#: The history of a run.
 HistoryOf = Callable[[str], History]
 
 
@@ -79,17 +92,65 @@ def past_records(
     """
     if account.milestones and not _is_stale(account, checkpoint, run, history_of, began_here):
         return [] if checkpoint is None else _back_to(account, checkpoint, segment, now, directory)
-    if checkpoint is None:
-        head = _head(run, history_of)
-        if not head and account.milestones:
-            # MLflow was ahead of this journal when it was asked first, and does not say by what.
-            return [unknown_past(run or "", account.step, account.high_water)]
-        return head
-    if run is not None and checkpoint.run in (None, run):
-        head = _head(run, history_of) or [_unknown(checkpoint)]
-        effective = _from_history(history_of, run, checkpoint).get("effective")
-        return [*head, Rollback(segment, now, checkpoint.segment, checkpoint.step, effective)]
-    return [_parent(checkpoint, directory, history_of)] if checkpoint.step else []
+    if checkpoint is not None and (run is None or checkpoint.run not in (None, run)):
+        return [_parent(checkpoint, directory, history_of)] if checkpoint.step else []
+    if run is None:
+        return []
+    past = OpenPast(unknown_past(run, account.step, account.high_water))
+    if checkpoint is not None:
+        past = OpenPast(
+            unknown_past(run, checkpoint.step, checkpoint.position, checkpoint.segment),
+            Rollback(segment, now, checkpoint.segment, checkpoint.step),
+            checkpoint,
+        )
+    elif history_of is None:
+        return []
+    unknown = past.unknown
+    try:
+        if history_of is not None:
+            return _known_past(past, run, history_of(run))
+    except Exception as error:
+        say_once("past", "MLflow does not say what it has of the run so far (%r): totals wait for it.", error)
+        unknown = replace(unknown, source="unasked")
+    return [unknown] if past.rollback is None else [unknown, past.rollback]
+
+
+def left_open(records: Sequence[Record], checkpoint: Checkpoint | None = None) -> OpenPast | None:
+    """What these records leave open, with the rollback to `checkpoint` among them; None if nothing."""
+    first = records[0] if records else None
+    if not isinstance(first, CarriedOver) or first.source != "unasked":
+        return None
+    rollback = next((record for record in records if isinstance(record, Rollback)), None)
+    return OpenPast(replace(first, source="unknown"), rollback, checkpoint)
+
+
+def late_records(past: OpenPast, run: str, history: History, recorded: AbstractSet[int]) -> list[Record]:
+    """What MLflow has of a run's past, to stand in the place of `past_records` that it left open. May raise.
+
+    recorded: the times in ms of what the journal has, which somebody may have brought to MLflow already:
+    it is not the past.
+    """
+    answers = _known_past(past, run, history, recorded) or [_nothing(run)]
+    return [replace(answer, late=True) for answer in answers if isinstance(answer, CarriedOver | Rollback)]
+
+
+def _known_past(
+    past: OpenPast, run: str, history: History, recorded: AbstractSet[int] = frozenset()
+) -> list[Record]:
+    """What MLflow has of a run that began elsewhere; it may have nothing of steps that there were."""
+    head = _head(run, history, recorded)
+    if head is None and not past.unknown.from_step:
+        return []
+    if head is None:
+        say_once(
+            "carried",
+            "Nothing is known of the %s steps before this: token totals and cost stay unknown.",
+            past.unknown.from_step,
+        )
+    carried = head or past.unknown
+    if past.rollback is None or past.checkpoint is None:
+        return [carried]
+    return [carried, replace(past.rollback, effective=_effective_at(history, past.checkpoint))]
 
 
 def _is_stale(
@@ -201,29 +262,22 @@ def _carry_account(account: Account, checkpoint: Checkpoint) -> CarriedOver:
     )
 
 
-def _head(run: str | None, history_of: HistoryOf | None) -> list[Record]:
-    """The totals that MLflow has of a run whose journal is not here; none if it has none.
+def _head(run: str, history: History, recorded: AbstractSet[int]) -> CarriedOver | None:
+    """The totals that MLflow has of a run; None if it has none. May raise.
 
     Where it has some that say too little, or were unknown themselves, those of the run are unknown.
     """
-    if run is None or history_of is None:
-        return []
-    position: int | None = None
+    latest = history.latest(recorded)
+    if "tokens/computed" not in latest:
+        return None
+    position = max(point for _, point, _ in latest.values())
+    values = {name: value for name, (value, _, _) in latest.items()}
+    tags = history.tags()
     try:
-        history = history_of(run)
-        latest = history.latest()
-        if "tokens/computed" not in latest:
-            return []
-        position = max(point for _, point, _ in latest.values())
-        values = {name: value for name, (value, _, _) in latest.items()}
-        return [
-            _carry_values(
-                values, history.tags(), run=run, step=position, position=position, high_water=position
-            )
-        ]
-    except Exception as error:
-        say_once("history", "What MLflow has of the run so far cannot be read: %r", error)
-        return [] if position is None else [unknown_past(run, position, position)]
+        return _carry_values(values, tags, run=run, step=position, position=position, high_water=position)
+    except (KeyError, ZeroDivisionError) as error:
+        say_once("history", "What MLflow has of the run so far says too little: %r", error)
+        return unknown_past(run, position, position)
 
 
 def _carry_values(
@@ -263,19 +317,9 @@ def _carry_values(
     )
 
 
-def _from_history(history_of: HistoryOf | None, run: str | None, checkpoint: Checkpoint) -> dict[str, int]:
-    if history_of is None or run is None:
-        return {}
-    try:
-        values = history_of(run).at(checkpoint.timestamp_ms)
-    except Exception as error:
-        say_once("history", "What MLflow has of the run so far cannot be read: %s", error)
-        return {}
-    return {
-        kind: int(values[f"tokens/{kind}"])
-        for kind in KINDS
-        if math.isfinite(values.get(f"tokens/{kind}", math.nan))
-    }
+def _effective_at(history: History, checkpoint: Checkpoint) -> int | None:
+    effective = history.at(checkpoint.timestamp_ms).get("tokens/effective", math.nan)
+    return int(effective) if math.isfinite(effective) else None
 
 
 def _unknown(checkpoint: Checkpoint) -> CarriedOver:
@@ -300,4 +344,15 @@ def unknown_past(run: str, step: int, position: int, segment: str = "") -> Carri
         busy=0.0,
         tokens={},
         seconds={},
+    )
+
+
+def _nothing(run: str) -> CarriedOver:
+    """Says that there were no steps before: the totals are known, and 0."""
+    return replace(
+        unknown_past(run, 0, 0),
+        source="journal",
+        tokens=dict.fromkeys((*KINDS, "routed"), 0),
+        cells=(),
+        by_source={},
     )

@@ -36,6 +36,8 @@ class Spool:
         """The number that a sink begins after. Meaningful once begun."""
         self.backlog_end = 0
         """Snapshots up to this number are of an earlier process, which may have written some of them."""
+        self.restated = 0
+        """How many times snapshots that were there have been replaced by some that say more."""
 
     def begin(self, earlier: Iterable[Snapshot], *, delivered: bool) -> None:
         """Start after the snapshots of earlier processes, which the sinks have (`delivered`) or may lack."""
@@ -51,6 +53,15 @@ class Spool:
         with self.changed:
             self._recent.append(snapshot)
             self.newest = snapshot.seq
+            self.changed.notify_all()
+
+    def restate(self, snapshots: Iterable[Snapshot]) -> None:
+        """Take these in the place of all that are there: they say more, and sinks write what they lack."""
+        with self.changed:
+            self._recent.clear()
+            self._recent.extend(snapshots)
+            self._read = 0, []
+            self.restated += 1
             self.changed.notify_all()
 
     def after(self, seq: int, limit: int) -> list[Snapshot]:

@@ -9,12 +9,13 @@ from itertools import islice
 from pathlib import Path
 
 from mlflow_tokens.describe import tags_of
-from mlflow_tokens.journal import Journal, JournalTaken, read_journal
+from mlflow_tokens.journal import Journal, JournalTaken, read_journal, recorded_times
 from mlflow_tokens.ledger import Ledger
 from mlflow_tokens.metrics import Snapshot
 from mlflow_tokens.notices import logger
-from mlflow_tokens.records import PriceSet, Quantities, RunBound, SegmentEnd, SegmentStart
+from mlflow_tokens.records import CarriedOver, PriceSet, Quantities, RunBound, SegmentEnd, SegmentStart
 from mlflow_tokens.report import TokenReport, report_of
+from mlflow_tokens.resume import OpenPast, late_records, left_open
 from mlflow_tokens.sinks.mlflow import MlflowSink
 from mlflow_tokens.sinks.writer import BATCH
 
@@ -51,6 +52,7 @@ class _Contents:
     price: PriceSet | None
     end: SegmentEnd | None
     ended_at: float
+    past: OpenPast | None
 
 
 def journals(directory: Path) -> list[Path]:
@@ -106,7 +108,7 @@ def sync_journal(path: Path, tracking_uri: str | None, progress: Progress) -> Sy
 def _read(path: Path) -> _Contents:
     ledger = Ledger()
     snapshots: list[Snapshot] = []
-    bound = first = last = price = end = None
+    bound = first = last = price = end = past = None
     ended_at = 0.0
     for record in read_journal(path):
         snapshot = ledger.apply(record)
@@ -119,6 +121,8 @@ def _read(path: Path) -> _Contents:
             first, last, price = first or record, record, None
         elif isinstance(record, PriceSet):
             price = record
+        elif isinstance(record, CarriedOver):
+            past = left_open([record])
         elif isinstance(record, Quantities):
             ended_at, end = record.t_wall, None
         elif isinstance(record, SegmentEnd):
@@ -128,7 +132,7 @@ def _read(path: Path) -> _Contents:
     if bound is None:
         raise CannotSync("it does not say which run it is of")
     report = report_of(ledger.account, ledger.profile)
-    return _Contents(snapshots, report, bound, first, last, price, end, ended_at)
+    return _Contents(snapshots, report, bound, first, last, price, end, ended_at, past)
 
 
 def _write(journal: Journal, contents: _Contents, tracking_uri: str | None, progress: Progress) -> Synced:
@@ -146,6 +150,11 @@ def _write(journal: Journal, contents: _Contents, tracking_uri: str | None, prog
     )
     _must_exist(bound.tracking_uri)
     run = sink.bind()
+    path = journal.path  # it bears the run's name now
+    if contents.past is not None and tracking_uri in (None, contents.bound.tracking_uri):
+        for record in late_records(contents.past, run, sink, recorded_times(path)):
+            journal.append(record)
+        contents = _read(path)
     stored = sink.stored()
     points = 0
     for done, batch in _batches(contents.snapshots):

@@ -1,6 +1,7 @@
 """Jobs of four processes that are parallel in two ways, and the corpus fed in every way that runs here.
 
-Too long for `make test`.
+Too long for `make test`. Four processes of stock Paddle miss each other in gloo about every third time: they
+have the shim.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.long
 @pytest.mark.parametrize(
     "arguments",
     [
-        "--stock --dp 4",
+        "--dp 4",
         "--dp 2 --mp 2 --recompute",
         "--dp 2 --pp 2 --accumulate 2",
         "--dp 2 --sharding 2 --accumulate 2",
@@ -43,7 +44,7 @@ def check_corpus(stored: Stored) -> None:
     "arguments",
     [
         "--stock --dp 2",
-        "--stock --dp 4 --accumulate 2",
+        "--dp 4 --accumulate 2",
         "--stock --sharding 2 --accumulate 3",
         "--stock --sep 2 --recompute",
         "--mp 2 --accumulate 4 --recompute",
@@ -66,7 +67,7 @@ def test_the_corpus_in_every_parallelism(stored: Stored, tmp_path: Path, argumen
 
 def test_an_elastic_job_of_four_then_two_then_one(stored: Stored, tmp_path: Path) -> None:
     state = str(tmp_path / "state.json")
-    parts = [("--stock --dp 4", 4, (0, 16)), ("--mp 2", 2, (16, 32)), ("--stock", 1, (32, ROWS))]
+    parts = [("--dp 4", 4, (0, 16)), ("--mp 2", 2, (16, 32)), ("--stock", 1, (32, ROWS))]
     for number, (arguments, processes, (begin, end)) in enumerate(parts):
         folder = tmp_path / f"part-{number}"
         folder.mkdir()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mlflow_tokens import recorder as recorder_module
+from mlflow_tokens import run_journal
 from mlflow_tokens.aggregate import Moment
 from mlflow_tokens.clock import PHASES
 from mlflow_tokens.journal import Journal, read_journal
@@ -64,7 +64,7 @@ def test_the_end_is_of_when_it_is_read_and_not_of_when_it_was_asked_for(tmp_path
 def test_a_journal_of_its_full_size_takes_a_snapshot_an_hour_and_every_checkpoint_and_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recorder_module, "FULL", 10_000)
+    monkeypatch.setattr(run_journal, "FULL", 10_000)
     clock, path = HandClock(0.0), tmp_path / "a.jsonl"
     recorder = recorder_on(clock, path)
     # What the recorder's thread does with the moments it is given, one after the other.

@@ -9,6 +9,7 @@ import math
 import shutil
 import threading
 from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,10 @@ class History:
     """What MLflow says of the run: `latest` is a function, so that it can fail or wait."""
 
     def __init__(self, latest: Callable[[], Latest]) -> None:
-        self.latest = latest
+        self._latest = latest
+
+    def latest(self, but: AbstractSet[int] = frozenset()) -> Latest:
+        return {name: point for name, point in self._latest().items() if point[2] not in but}
 
     def at(self, timestamp_ms: int) -> Mapping[str, float]:
         return {}

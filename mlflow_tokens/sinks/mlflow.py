@@ -158,16 +158,26 @@ class MlflowSink:
                 if m.timestamp == timestamp_ms
             }
 
-    def latest(self) -> dict[str, tuple[float, int, int]]:
+    def latest(self, but: AbstractSet[int] = frozenset()) -> dict[str, tuple[float, int, int]]:
         """Value, step and time in ms of what MLflow takes for the latest point of each of our metrics.
 
         Empty for a run that this sink has started from nothing. May raise.
+
+        but: times in ms of which no point counts.
         """
         if self._started_empty:
             return {}
+        found: dict[str, tuple[float, int, int]] = {}
         with self._client() as client:
             run_id = self._existing_run(client)
-            return {m.key: (m.value, m.step, m.timestamp) for m in self._latest(client, run_id)}
+            for newest in self._latest(client, run_id):
+                points = [newest] if newest.timestamp not in but else []
+                points = points or client.get_metric_history(run_id, newest.key)
+                counting = [(m.step, m.timestamp, m.value) for m in points if m.timestamp not in but]
+                if counting:
+                    step, time, value = max(counting)
+                    found[newest.key] = value, step, time
+        return found
 
     def tags(self) -> dict[str, str]:
         """The run's tags under `mlflow_tokens.`. May raise."""

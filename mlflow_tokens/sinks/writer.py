@@ -45,6 +45,7 @@ class Writer:
         self._questions: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._cursor: int | None = None
         self._check_until = 0
+        self._restated = 0
         self._stored: AbstractSet[Point] | None = None
         self._hurry = threading.Event()
         self._done = threading.Event()
@@ -85,6 +86,11 @@ class Writer:
         with self._spool.changed:
             self._spool.changed.notify_all()
 
+    def _rest(self, seconds: float) -> None:
+        """Write nothing for a while; a question does not wait for it."""
+        with self._spool.changed:
+            self._spool.changed.wait_for(lambda: self._hurry.is_set() or not self._questions.empty(), seconds)
+
     def _has_work(self) -> bool:
         if not self._questions.empty() or self._hurry.is_set():
             return True
@@ -93,6 +99,9 @@ class Writer:
     def _begin(self) -> int:
         if self._cursor is None:
             self._cursor, self._check_until = self._spool.start, self._spool.backlog_end
+        if self._restated != self._spool.restated:
+            self._restated = self._spool.restated
+            self._cursor, self._check_until, self._stored = 0, self._spool.newest, None
         return self._cursor
 
     def _run(self) -> None:
@@ -111,10 +120,10 @@ class Writer:
             if self._write_next():
                 # Python runs one thread at a time: what a sink takes, training lacks. What comes
                 # meanwhile goes into the next request, which is cheaper as well.
-                self._hurry.wait(min(REST * (time.thread_time() - began), REST_LAST))
+                self._rest(min(REST * (time.thread_time() - began), REST_LAST))
                 pause = RETRY_FIRST
             else:
-                self._hurry.wait(pause * _jitter.uniform(0.5, 1.0))
+                self._rest(pause * _jitter.uniform(0.5, 1.0))
                 pause = min(2 * pause, RETRY_LAST)
         self._finish()
         self._done.set()

@@ -68,6 +68,7 @@ class _Checker:
         self._price = PRICE if scenario.price else None
         self._damaged = any(life.between for life in scenario.lifetimes)
         faults = [fault.kind for life in scenario.lifetimes for fault in life.faults]
+        self._clock_moved = bool({*faults} & {"clock_back", "clock_forward"})
         self._disk_failed = bool({*faults} & {*DISK})
         self._journal_incomplete = "unwritable" in faults or "disk_full_for_good" in faults
 
@@ -84,7 +85,7 @@ class _Checker:
             walk = next((walk for walk in walks if walk[0].run == run.info.run_id), None)
             if walk is not None:
                 self._check_run(run, *walk)
-            elif self._journal_incomplete or self._outcome.journal_lost:
+            elif self._journal_incomplete or self._outcome.journal_lost or self._killed_on_a_full_disk():
                 self._check_by_ledger(run, {})
             elif not self._points(run) and self._abandoned_by_script():
                 continue
@@ -211,7 +212,8 @@ class _Checker:
         self._verdict.points += len(stored)
         by_place = self._by_place(walk)
         for point, values in stored.items():
-            if len(values) > 1:
+            # Where the clock went back and the last times were damaged, a time may be that of another record.
+            if len(values) > 1 and not (self._damaged and self._clock_moved):
                 self._problem(f"{point} is there {len(values)} times: {values}")
         missing = wanted - stored.keys()
         if missing:
@@ -350,7 +352,7 @@ class _Checker:
         if len(self._outcome.lived) > 1 or self._journal_incomplete:
             allowed = {"FINISHED", "FAILED", "KILLED"}
         could_say = self._reachable_at_end() and lived.last_step() > lived.first
-        lost = self._outcome.journal_lost and not in_journal
+        lost = (self._outcome.journal_lost or self._killed_on_a_full_disk()) and not in_journal
         if lost or (id(lived) not in recorded and not could_say):
             allowed |= {"RUNNING"}
         by_script = self._outcome.scenario.run_mode == "script"

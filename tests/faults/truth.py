@@ -75,6 +75,22 @@ class Walk:
         return None
 
 
+def _with_late_answers(records: Sequence[Line]) -> list[Line]:
+    """What MLflow said late of the time before the journal, in the place where it was asked."""
+    lines: list[Line] = []
+    asked: int | None = None
+    for line in records:
+        if line.get("late"):
+            if line["record"] == "carried_over":
+                assert asked is not None
+                lines[asked] = line
+            continue
+        if line["record"] == "carried_over" and line["source"] == "unasked":
+            asked = len(lines)
+        lines.append(line)
+    return lines
+
+
 class Follower:
     """Follows one journal.
 
@@ -94,7 +110,7 @@ class Follower:
     ) -> None:
         self._lived, self._seed, self._elsewhere, self._whole = lived, seed, elsewhere, whole
         self._price, self._held = price, held
-        self._gap_seconds = 0.0
+        self._gap_seconds: float | None = 0.0
         self._begun: set[str] = set()
         self._carried = False
         self._walk = Walk()
@@ -108,7 +124,7 @@ class Follower:
         self._high_water = 0
 
     def follow(self, records: Sequence[Line]) -> Walk:
-        for line in records:
+        for line in _with_late_answers(records):
             name = line["record"]
             if name == "segment_start":
                 self._devices = line["world_size"]
@@ -132,12 +148,15 @@ class Follower:
             self._problem(
                 line, f"({line['source']}) takes the place of {len(self._walk.known)} whole records"
             )
-        if line["source"] == "unknown":
-            self._before = self._seconds_before = None
+        if line["source"] in ("unknown", "unasked"):
+            self._before = self._seconds_before = self._gap_seconds = None
             self._effective_before = (None, True)
             return
         carried = Counted(*(line["tokens"].get(kind, -1) for kind in KINDS))
-        if not any(carried in self._ever_true(known) for walk in self._walks() for known in walk.known):
+        empty = line["late"] and carried == Counted() and not self._walk.known
+        if not empty and not any(
+            carried in self._ever_true(known) for walk in self._walks() for known in walk.known
+        ):
             self._problem(line, f"carries over {carried}, which the run never had")
             self._before = None
             return
@@ -222,7 +241,7 @@ class Follower:
         self._check_held(line, lived, held)
         self._check_clock(line, lived)
         self._high_water = max(self._high_water, line["position"])
-        gap = self._gap_seconds / 3600
+        gap = None if self._gap_seconds is None else self._gap_seconds / 3600
         cost = None if hours is None or self._price is None else hours * self._price
         self._walk.known.append(
             Known(line, lived, own, totals, effective, hours, cost, gap, self._high_water, sure)
@@ -303,7 +322,8 @@ class Follower:
             if not least <= gap <= most:
                 self._problem(line, f"follows after {gap} s, by hand it is {least:.3f} to {most:.3f}")
         if not self._held:
-            self._gap_seconds += gap * len(last.lived.processes)
+            if self._gap_seconds is not None:
+                self._gap_seconds += gap * len(last.lived.processes)
         elif self._seconds_before is not None:
             self._seconds_before += gap * len(last.lived.processes)
 
