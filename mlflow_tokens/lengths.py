@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -132,12 +132,20 @@ class LengthSampler:
         if self._taken % SAMPLES_PER_STRIDE == 0:
             self._stride *= 2
 
-    def read(self) -> Lengths:
-        """The histogram so far. Reads device memory: not for the training thread."""
+    def read(self, to_host: Callable[[Sequence[Any]], Sequence[Any]] = list) -> Lengths:
+        """The histogram so far. Reads device memory: not for the training thread.
+
+        to_host: brings arrays from the device, where it can.
+        """
         with self._lock:
             waiting = [self._waiting.popleft() for _ in range(len(self._waiting))]
             if waiting:
-                self._lengths = merge([self._lengths, *(_counted(*sample) for sample in waiting)])
+                arrays = to_host([lengths for lengths, _, _ in waiting])
+                counted = [
+                    _counted(lengths, width, weight)
+                    for lengths, (_, width, weight) in zip(arrays, waiting, strict=True)
+                ]
+                self._lengths = merge([self._lengths, *counted])
             return self._lengths
 
 

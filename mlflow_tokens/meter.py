@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -79,6 +79,10 @@ class _Mark:
     seconds: Mapping[Phase, float]
 
 
+#: Gives the same scalars and arrays, in host memory where it can.
+ToHost = Callable[[Sequence[Any]], Sequence[Any]]
+
+
 class Meter:
     """Adds up the micro-batches of one rank and remembers the totals of the last steps.
 
@@ -91,6 +95,8 @@ class Meter:
         self.clock = clock
         self.topology: Topology | None = None
         """How this rank's tokens relate to those of others; None for data parallel ranks."""
+        self.to_host: ToHost = list
+        """Brings scalars from the device, for a reading."""
         self._lock = threading.Lock()
         self._running = _Tally()
         self._awaiting_labels: deque[frozenset[int]] = deque()
@@ -206,14 +212,14 @@ class Meter:
             marks, committed = list(self._history), self._committed
         if marks[-1].step < step:
             return None
-        lengths = self._sampler.read()
+        lengths = self._sampler.read(self.to_host)
         if live or final:
             newest = _Mark(marks[-1].step, committed, self.clock.seconds())
             return self._read(newest, final, lengths)
         return self._read(next(mark for mark in marks if mark.step >= step), final, lengths.by_octave())
 
     def _read(self, mark: _Mark, final: bool, lengths: Lengths) -> Reading:
-        tally = mark.tally
+        tally = self._on_host(mark.tally)
         positions, text = tally.by_square
         is_told = positions == 0 or int(text) != positions
         if not is_told:
@@ -239,6 +245,22 @@ class Meter:
             },
             lengths=lengths,
             place=self._place(tally),
+        )
+
+    def _on_host(self, tally: _Tally) -> _Tally:
+        """The tally with all scalars of the device read at once."""
+        sources = list(tally.by_source.values())
+        scalars = [tally.computed, tally.valid, tally.trained, tally.skipped, tally.by_square[1]]
+        scalars += [tally.fingerprint[1], *(scalar for source in sources for scalar in source)]
+        computed, valid, trained, skipped, text, printed, *rest = self.to_host(scalars)
+        return tally._replace(
+            computed=computed,
+            valid=valid,
+            trained=trained,
+            skipped=skipped,
+            by_square=(tally.by_square[0], text),
+            fingerprint=(tally.fingerprint[0], printed),
+            by_source=dict(zip(tally.by_source, zip(rest[::2], rest[1::2], strict=True), strict=True)),
         )
 
     def _place(self, tally: _Tally) -> Place:

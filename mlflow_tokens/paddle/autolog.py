@@ -23,6 +23,7 @@ from mlflow_tokens.paddle.graph_hooks import GraphHooks
 from mlflow_tokens.paddle.loss_hooks import LossHooks
 from mlflow_tokens.paddle.model_hooks import ModelHooks
 from mlflow_tokens.paddle.moe_hooks import MoeHooks
+from mlflow_tokens.paddle.offload import Offload
 from mlflow_tokens.paddle.pipeline_hooks import PipelineHooks
 from mlflow_tokens.paddle.step_hooks import StepHooks, optimizer_classes
 from mlflow_tokens.paddle.trainer_hooks import TrainerHooks
@@ -166,6 +167,7 @@ class _Hooks:
         self._pipelines = PipelineHooks(tracker, self._models)
         self.trainers = TrainerHooks(tracker, self._models)
         self._script = ScriptHooks(tracker)
+        tracker.meter.to_host = Offload().to_host
 
     def install(self) -> None:
         self._models.install()
