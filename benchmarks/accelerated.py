@@ -14,7 +14,6 @@ from mlflow_tokens.clock import PHASES
 from mlflow_tokens.journal import Journal
 from mlflow_tokens.ledger import Ledger
 from mlflow_tokens.meter import Reading
-from mlflow_tokens.metrics import Snapshot
 from mlflow_tokens.pricing import parse_price
 from mlflow_tokens.ranks import Question
 from mlflow_tokens.recorder import Recorder
@@ -28,6 +27,7 @@ from mlflow_tokens.records import (
     SnapshotKind,
 )
 from mlflow_tokens.sinks.writer import BATCH
+from mlflow_tokens.snapshot import Snapshot
 from mlflow_tokens.spool import Spool
 
 STEPS = 1_000_000

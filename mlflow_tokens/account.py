@@ -10,15 +10,22 @@ from typing import Literal
 
 from mlflow_tokens.lengths import Lengths
 from mlflow_tokens.pricing.price import Price
-from mlflow_tokens.records import CarriedOver, PriceSet, Quantities, Record, Rollback, SegmentStart
+from mlflow_tokens.records import CarriedOver, Pace, PriceSet, Quantities, Record, Rollback, SegmentStart
+from mlflow_tokens.sums import (
+    DeviceSeconds,
+    SourceTokens,
+    add_sources,
+    busy,
+    merge,
+    minus,
+    plus,
+    skew,
+    stragglers,
+)
 
 Fate = Literal["surviving", "rolled_back"]
 
-#: Seconds by device type and phase, over all ranks.
-DeviceSeconds = Mapping[tuple[str, str], float]
 Cells = Mapping[tuple[str, Fate], Decimal]
-#: By kind: computed and valid.
-SourceTokens = Mapping[str, int]
 
 #: Phases that no rollback takes back: they made no part of a model.
 OVERHEAD = ("startup", "restart")
@@ -48,7 +55,9 @@ class Account:
     by_source: tokens by data source and kind. lengths: of the rows since the segment began, as finely as
         its last live record had them.
     rank_skew: valid tokens of the fullest data rank over the mean of all, since the segment began;
-        fullest_rank: which one. None where there are not several.
+        fullest_rank: which one. pace: of the ranks, likewise. None where there are not several.
+    straggler_seconds: device-seconds, at least, in which devices waited for the data of another rank; None
+        if it is not known for a segment of several ranks.
     device_seconds: by (device type, phase), all segments together.
     gap_seconds: device-seconds between allocations, when the machines may have been released; not billed;
         None if unknown.
@@ -76,6 +85,8 @@ class Account:
     lengths: Lengths | None = None
     rank_skew: float | None = None
     fullest_rank: int | None = None
+    pace: Pace | None = None
+    straggler_seconds: float | None = 0.0
     device_seconds: DeviceSeconds = field(default_factory=dict)
     gap_seconds: float | None = 0.0
     cells: Cells = field(default_factory=dict)
@@ -153,6 +164,7 @@ def fold(account: Account, record: Record) -> Account:
             ranks_reporting=0,
             lengths=None,
             rank_skew=None,
+            pace=None,
             before_segment=before,
         )
     if isinstance(record, PriceSet):
@@ -189,7 +201,7 @@ def _add_quantities(account: Account, record: Quantities) -> Account:
         account = _charge_gap(account, before, segment, record)
         before = account.before_segment
         assert before is not None
-    held = _merge(before.device_seconds, record.device_seconds)
+    held = merge(before.device_seconds, record.device_seconds)
     cells, unpriced = dict(account.cells), account.unpriced_seconds
     for key, seconds in held.items():
         # A stretch may turn out to have been of another phase: a phase can shrink, the sum cannot.
@@ -208,16 +220,20 @@ def _add_quantities(account: Account, record: Quantities) -> Account:
         t_wall=record.t_wall,
         t_mono=record.t_mono,
         elapsed=before.elapsed + record.elapsed,
-        busy=before.busy + _busy(record),
-        computed=_plus(before.computed, record.tokens.get("computed")),
-        valid=_plus(before.valid, record.tokens.get("valid")),
-        trained=_plus(before.trained, record.tokens.get("trained")),
-        skipped=_plus(before.skipped, record.skipped),
-        routed=_plus(before.routed, record.routed),
-        by_source=_add_sources(before.by_source, record.by_source),
-        rank_skew=_skew(record),
+        busy=before.busy + busy(record),
+        computed=plus(before.computed, record.tokens.get("computed")),
+        valid=plus(before.valid, record.tokens.get("valid")),
+        trained=plus(before.trained, record.tokens.get("trained")),
+        skipped=plus(before.skipped, record.skipped),
+        routed=plus(before.routed, record.routed),
+        by_source=add_sources(before.by_source, record.by_source),
+        rank_skew=skew(record),
         fullest_rank=record.fullest.rank if record.fullest else None,
         lengths=record.lengths if record.kind in ("heartbeat", "final") else account.lengths,
+        pace=record.pace or account.pace,
+        straggler_seconds=stragglers(
+            account.straggler_seconds, before.straggler_seconds, record, segment.world_size
+        ),
         device_seconds=held,
         cells=cells,
         unpriced_seconds=unpriced,
@@ -243,7 +259,7 @@ def _charge_gap(account: Account, before: Account, segment: SegmentStart, record
     if last.allocation != segment.allocation and not segment.bill_gaps:
         longer = None if account.gap_seconds is None else account.gap_seconds + seconds
         return replace(account, gap_seconds=longer, before_segment=replace(before, gap_seconds=longer))
-    held = _merge(before.device_seconds, {last.device_type: {"restart": seconds}})
+    held = merge(before.device_seconds, {last.device_type: {"restart": seconds}})
     cells, unpriced = dict(before.cells), before.unpriced_seconds
     if before.price is None:
         unpriced += seconds
@@ -265,8 +281,8 @@ def _roll_back(account: Account, record: Rollback) -> Account:
     if milestone is None and record.to_step == 0:
         milestone = Milestone(record.to_segment, 0, 0, 0, {})
     effective = record.effective if milestone is None else milestone.effective
-    made_a_step = _minus(account.valid, account.skipped)
-    rewound = replace(rewound, rolled_back=_minus(made_a_step, effective))
+    made_a_step = minus(account.valid, account.skipped)
+    rewound = replace(rewound, rolled_back=minus(made_a_step, effective))
     if milestone is None:
         return replace(rewound, fates_known=False)
     cells: dict[tuple[str, Fate], Decimal] = {}
@@ -282,7 +298,7 @@ def _roll_back(account: Account, record: Rollback) -> Account:
 def _carry_over(account: Account, record: CarriedOver) -> Account:
     """Totals of another journal, or of MLflow's history, in place of any of this one."""
     valid, effective = record.tokens.get("valid"), record.tokens.get("effective")
-    device_seconds = _merge({}, record.seconds)
+    device_seconds = merge({}, record.seconds)
     cells: Cells = {}
     if record.cells is not None:
         cells = {(phase, fate): amount for phase, fate, amount in record.cells}  # type: ignore[misc]
@@ -299,12 +315,13 @@ def _carry_over(account: Account, record: CarriedOver) -> Account:
         computed=record.tokens.get("computed"),
         valid=valid,
         trained=record.tokens.get("trained"),
-        rolled_back=_minus(valid, effective),
+        rolled_back=minus(valid, effective),
         skipped=0,
         routed=record.tokens.get("routed", 0 if record.source == "journal" else None),
         by_source=record.by_source,
         device_seconds=device_seconds,
         cells=cells,
+        straggler_seconds=record.straggler_seconds,
         gap_seconds=record.gap_seconds if record.source not in ("unknown", "unasked") else None,
         fates_known=record.source == "journal",
         past_known=record.source not in ("unknown", "unasked"),
@@ -336,51 +353,3 @@ def _unknown_segment(record: Quantities) -> SegmentStart:
     return SegmentStart(
         record.segment, record.segment, 0.0, devices, device_type, (devices,), "", "", "", ""
     )  # fmt: skip
-
-
-def _busy(record: Quantities) -> float:
-    busy = sum(
-        phases.get(phase, 0.0)
-        for phases in record.device_seconds.values()
-        for phase in ("train", "data_wait")
-    )
-    return busy / (record.ranks_reporting or 1)
-
-
-def _merge(before: DeviceSeconds, segment: Mapping[str, Mapping[str, float]]) -> dict[tuple[str, str], float]:
-    total = dict(before)
-    for device_type, phases in segment.items():
-        for phase, seconds in phases.items():
-            key = (device_type, phase)
-            total[key] = total.get(key, 0.0) + seconds
-    return total
-
-
-def _add_sources(
-    before: Mapping[str, SourceTokens] | None, segment: Mapping[str, SourceTokens]
-) -> Mapping[str, SourceTokens] | None:
-    """A kind that is missing on one side of a source is unknown, unless that side has no such source."""
-    if before is None or not segment:
-        return before
-    total = dict(before)
-    for name, tokens in segment.items():
-        earlier = before.get(name)
-        total[name] = (
-            tokens
-            if earlier is None
-            else {kind: earlier[kind] + tokens[kind] for kind in earlier.keys() & tokens.keys()}
-        )
-    return total
-
-
-def _skew(record: Quantities) -> float | None:
-    valid = record.tokens.get("valid")
-    return record.fullest.valid * record.fullest.ranks / valid if record.fullest and valid else None
-
-
-def _minus(whole: int | None, part: int | None) -> int | None:
-    return None if whole is None or part is None else whole - part
-
-
-def _plus(before: int | None, segment: int | None) -> int | None:
-    return None if before is None or segment is None else before + segment

@@ -11,7 +11,7 @@ from mlflow_tokens.lengths import Lengths, merge, since
 from mlflow_tokens.meter import Reading
 from mlflow_tokens.notices import say_once
 from mlflow_tokens.ranks import Question
-from mlflow_tokens.records import Fullest, Quantities, SegmentStart, SnapshotKind
+from mlflow_tokens.records import Fullest, Pace, Quantities, SegmentStart, SnapshotKind
 from mlflow_tokens.topology import ranks_with_tokens
 
 _NO_FINGERPRINTS = (
@@ -101,6 +101,7 @@ def quantities(
         routed=_routed(readings, holding, baseline),
         by_source=_by_source(holding, baseline),
         fullest=_fullest(holding, baseline),
+        pace=_pace(readings, baseline) if complete and moment.question.live else None,
         lengths=Lengths() if _are_slices(holding) else _lengths(holding, baseline, fine=moment.question.live),
     )
 
@@ -134,6 +135,26 @@ def _fullest(readings: Mapping[int, Reading], baseline: Mapping[int, Reading]) -
         return None
     fullest = max(valid, key=lambda rank: valid[rank])
     return Fullest(fullest, valid[fullest], len(valid))
+
+
+def _pace(readings: Mapping[int, Reading], baseline: Mapping[int, Reading]) -> Pace | None:
+    """None unless there are several ranks, each of which has ended a step."""
+    steps, waits, busy = {}, {}, {}
+    for rank, reading in readings.items():
+        first = baseline.get(rank)
+        before = first.seconds if first else dict.fromkeys(PHASES, 0.0)
+        steps[rank] = reading.step - (first.step if first else 0)
+        waits[rank] = reading.seconds["data_wait"] - before["data_wait"]
+        busy[rank] = waits[rank] + reading.seconds["train"] - before["train"]
+    if len(steps) < 2 or min(steps.values()) < 1:
+        return None
+    paces = {rank: seconds / steps[rank] for rank, seconds in busy.items()}
+    slowest = max(paces, key=lambda rank: paces[rank])
+    waiting = max(waits, key=lambda rank: waits[rank])
+    mean = sum(paces.values()) / len(paces)
+    numbers = (round(seconds, 6) for seconds in (paces[slowest], mean, waits[waiting], busy[waiting]))
+    step, mean, waited, held = numbers
+    return Pace(slowest, step, mean, waiting, waited, held, len(paces))
 
 
 def _total(readings: Mapping[int, Reading], baseline: Mapping[int, Reading], kind: str) -> int | None:

@@ -18,7 +18,8 @@ class PhaseClock:
 
     Time is cut into stretches. `mark` closes the running stretch, `switch` closes it and opens one of
     another phase, and `reclassify` says that the running stretch has been of another phase all along:
-    the time between two steps turns out to be evaluation when the first evaluation batch is seen.
+    the time between two steps turns out to be evaluation when the first evaluation batch is seen. Of a
+    stretch of training a part may be a wait for data.
 
     Safe to read from other threads. Seconds are of `now`, which must never go backwards.
     """
@@ -29,6 +30,7 @@ class PhaseClock:
         self._seconds = dict.fromkeys(PHASES, 0.0)
         self._phase: Phase = "startup"
         self._opened = now() if started is None else started
+        self._waited = 0.0
 
     @property
     def phase(self) -> Phase:
@@ -47,21 +49,29 @@ class PhaseClock:
             self._phase = phase
 
     def reclassify(self, phase: Phase) -> None:
-        """Charge the running stretch, from its beginning, to `phase`."""
+        """Charge the running stretch, from its beginning and with what it waited, to `phase`."""
         with self._lock:
-            self._phase = phase
+            self._phase, self._waited = phase, 0.0
+
+    def waited_for_data(self, seconds: float) -> None:
+        """The last so many seconds were a wait for data, of a stretch of training."""
+        with self._lock:
+            if self._phase == "train":
+                self._waited = min(self._waited + seconds, self._now() - self._opened)
 
     def seconds(self) -> dict[Phase, float]:
         """Seconds by phase up to this moment, the running stretch included."""
         with self._lock:
             seconds = dict(self._seconds)
-            seconds[self._phase] += self._now() - self._opened
+            seconds[self._phase] += self._now() - self._opened - self._waited
+            seconds["data_wait"] += self._waited
         return seconds
 
     def _close(self) -> None:
         now = self._now()
-        self._seconds[self._phase] += now - self._opened
-        self._opened = now
+        self._seconds[self._phase] += now - self._opened - self._waited
+        self._seconds["data_wait"] += self._waited
+        self._opened, self._waited = now, 0.0
 
 
 def process_started() -> float:

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from mlflow_tokens.account import Account, fold
-from mlflow_tokens.metrics import CHECKPOINT_METRICS, TOTALS, Snapshot, derive
+from mlflow_tokens.metrics import CHECKPOINT_METRICS, TOTALS
 from mlflow_tokens.profile import Profile
 from mlflow_tokens.records import CarriedOver, Quantities, Record, Rollback, SegmentStart
+from mlflow_tokens.snapshot import Snapshot, derive
 
 #: Checkpoints that go to the sinks; from then on one in so many seconds. The journal has all of them.
 CHECKPOINTS, CHECKPOINT_INTERVAL = 200, 1200.0

@@ -17,7 +17,6 @@ from mlflow_tokens.journal import last_quantities, late_answers, read_journal, r
 from mlflow_tokens.late_past import Ask, LatePast
 from mlflow_tokens.ledger import Ledger, replay
 from mlflow_tokens.meter import Reading
-from mlflow_tokens.metrics import Snapshot
 from mlflow_tokens.notices import logger, say_once
 from mlflow_tokens.ranks import Question
 from mlflow_tokens.records import (
@@ -41,6 +40,7 @@ from mlflow_tokens.resume import (
 )
 from mlflow_tokens.run_journal import RunJournal
 from mlflow_tokens.sinks.writer import Writer
+from mlflow_tokens.snapshot import Snapshot
 from mlflow_tokens.spool import RECENT, Spool
 
 #: Seconds that a snapshot waits for the other ranks' readings of its step.

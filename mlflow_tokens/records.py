@@ -83,6 +83,23 @@ class Fullest(NamedTuple):
     ranks: int
 
 
+class Pace(NamedTuple):
+    """How evenly the ranks have gone since the segment began.
+
+    slowest: the rank with the most seconds a step, of training and waiting for data, on the host; step: its
+    seconds a step; mean: those of all ranks. waiting: the rank that waited longest for data; waited: its
+    seconds; busy: those and its seconds of training. ranks: how many there are.
+    """
+
+    slowest: int
+    step: float
+    mean: float
+    waiting: int
+    waited: float
+    busy: float
+    ranks: int
+
+
 @dataclass(frozen=True, slots=True)
 class Quantities:
     """Everything counted since the segment began, over all ranks that had reported.
@@ -94,7 +111,8 @@ class Quantities:
     tokens: by kind (computed, valid, trained); a kind that is unknown is absent. by_source: likewise, of
     each data source. skipped: valid tokens of steps that the optimizer left out; routed: tokens x experts;
     None if unknown. lengths: of a sample of the rows that were fed since the segment began.
-    fullest: where there are several data ranks, and their valid tokens are known.
+    fullest: where there are several data ranks, and their valid tokens are known. pace: where all of several
+    ranks have reported, in heartbeats and at the end.
     rewinds: rollbacks and carry-overs in the journal before this record; where one of these was damaged
     on disk the totals are unknown and not wrong.
     """
@@ -119,6 +137,7 @@ class Quantities:
     routed: int | None = 0
     lengths: Lengths = field(default_factory=Lengths)
     fullest: Fullest | None = None
+    pace: Pace | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +167,7 @@ class CarriedOver:
     tokens: by kind, `effective` too. seconds: device-seconds by device type, then by phase. busy: wall
     seconds of train and data_wait. cells: (phase, fate, amount); None if the cost is unknown.
     high_water: the largest position on the axis that was ever logged, if it is of this run.
-    by_source: tokens of each data source, by kind; None if unknown.
+    by_source: tokens of each data source, by kind; None if unknown. straggler_seconds: likewise.
     late: an answer that came when the run went on already: it is read in the place of the "unasked" record,
         and a late rollback in that of the rollback after it.
     """
@@ -167,6 +186,7 @@ class CarriedOver:
     cells: tuple[tuple[str, str, Decimal], ...] | None = None
     gap_seconds: float | None = 0.0
     by_source: Mapping[str, Mapping[str, int]] | None = None
+    straggler_seconds: float | None = None
     late: bool = False
 
 
@@ -210,7 +230,13 @@ def encode(record: Record) -> dict[str, Any]:
         payload["cells"] = [(phase, fate, str(amount)) for phase, fate, amount in record.cells]
     if isinstance(record, Quantities):
         # Most records have none of these: what a default says is not written.
-        for name, default in (("by_source", {}), ("skipped", 0), ("routed", 0), ("fullest", None)):
+        for name, default in (
+            ("by_source", {}),
+            ("skipped", 0),
+            ("routed", 0),
+            ("fullest", None),
+            ("pace", None),
+        ):
             if payload[name] == default:
                 del payload[name]
         if not record.lengths.buckets:
@@ -245,6 +271,8 @@ def decode(payload: Mapping[str, Any]) -> Record:
         values["cells"] = tuple((phase, fate, Decimal(amount)) for phase, fate, amount in values["cells"])
     if values.get("fullest") is not None:
         values["fullest"] = Fullest(*values["fullest"])
+    if values.get("pace") is not None:
+        values["pace"] = Pace(*values["pace"])
     if "lengths" in values:
         lengths = values["lengths"]
         buckets = {int(length): tuple(bucket) for length, bucket in lengths["buckets"].items()}

@@ -259,6 +259,7 @@ def _carry_account(account: Account, checkpoint: Checkpoint) -> CarriedOver:
         else None,
         gap_seconds=account.gap_seconds,
         by_source=account.by_source,
+        straggler_seconds=account.straggler_seconds,
     )
 
 
@@ -355,4 +356,5 @@ def _nothing(run: str) -> CarriedOver:
         tokens=dict.fromkeys((*KINDS, "routed"), 0),
         cells=(),
         by_source={},
+        straggler_seconds=0.0,
     )

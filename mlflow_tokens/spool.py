@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
-from mlflow_tokens.metrics import Snapshot
 from mlflow_tokens.notices import say_once
+from mlflow_tokens.snapshot import Snapshot
 
 #: Snapshots that are kept in memory; a sink that is further behind is served from the journal.
 RECENT = 2048

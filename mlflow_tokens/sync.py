@@ -11,13 +11,13 @@ from pathlib import Path
 from mlflow_tokens.describe import tags_of
 from mlflow_tokens.journal import Journal, JournalTaken, read_journal, recorded_times
 from mlflow_tokens.ledger import Ledger
-from mlflow_tokens.metrics import Snapshot
 from mlflow_tokens.notices import logger
 from mlflow_tokens.records import CarriedOver, PriceSet, Quantities, RunBound, SegmentEnd, SegmentStart
 from mlflow_tokens.report import TokenReport, report_of
 from mlflow_tokens.resume import OpenPast, late_records, left_open
 from mlflow_tokens.sinks.mlflow import MlflowSink
 from mlflow_tokens.sinks.writer import BATCH
+from mlflow_tokens.snapshot import Snapshot
 
 #: Told how many of how many snapshots have been written.
 Progress = Callable[[int, int], None]

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlflow_tokens.account import Account, account_of
-from mlflow_tokens.metrics import HEARTBEAT_METRICS, METRICS, derive
+from mlflow_tokens.metrics import HEARTBEAT_METRICS, METRICS
 from mlflow_tokens.records import CarriedOver
+from mlflow_tokens.snapshot import derive
 from tests.journals import price, quantities, segment
 
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from mlflow_tokens.metrics import Point, Snapshot
 from mlflow_tokens.sinks.jsonl import JsonlSink
+from mlflow_tokens.snapshot import Point, Snapshot
 
 TAGS = {"mlflow_tokens.device_type": "昇腾 910B"}
 HEAD = '{"schema":1,"tags":{"mlflow_tokens.device_type":"昇腾 910B"}}\n'

@@ -17,12 +17,13 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from mlflow.utils import rest_utils
 
-from mlflow_tokens.metrics import METRICS, Snapshot
+from mlflow_tokens.metrics import METRICS
 from mlflow_tokens.records import RunBound
 from mlflow_tokens.sinks import transport
 from mlflow_tokens.sinks.active_run import absolute_uri, active_binding
 from mlflow_tokens.sinks.base import is_our_thread
 from mlflow_tokens.sinks.mlflow import MlflowSink, is_ours
+from mlflow_tokens.snapshot import Snapshot
 from tests.conftest import Stored
 from tests.servers import relay
 from tests.threads import on_writer

@@ -17,9 +17,10 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
 
-from mlflow_tokens.metrics import METRICS, Snapshot
+from mlflow_tokens.metrics import METRICS
 from mlflow_tokens.records import RunBound
 from mlflow_tokens.sinks.mlflow import MlflowSink
+from mlflow_tokens.snapshot import Snapshot
 from tests.servers import Relay, mlflow_server, postgresql, relay, self_signed_certificate
 from tests.threads import on_writer
 

@@ -21,8 +21,8 @@ from mlflow_tokens.clock import PhaseClock
 from mlflow_tokens.counting import PadPolicy, count_batch, find_fields
 from mlflow_tokens.ledger import replay
 from mlflow_tokens.meter import Meter
-from mlflow_tokens.metrics import derive
 from mlflow_tokens.records import Record
+from mlflow_tokens.snapshot import derive
 from tests.conftest import Stored
 from tests.journals import price, quantities, segment
 from tests.loops import PAD, dataset, outside, train

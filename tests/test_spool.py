@@ -10,9 +10,9 @@ from collections.abc import Set as AbstractSet
 import pytest
 
 from mlflow_tokens import spool as spool_module
-from mlflow_tokens.metrics import Point, Snapshot
 from mlflow_tokens.sinks import writer as writer_module
 from mlflow_tokens.sinks.writer import Writer
+from mlflow_tokens.snapshot import Point, Snapshot
 from mlflow_tokens.spool import Spool
 
 

@@ -18,8 +18,8 @@ from mlflow_tokens.comparison.mlflow_reader import MlflowReader
 from mlflow_tokens.comparison.table import rank
 from mlflow_tokens.journal import read_journal
 from mlflow_tokens.ledger import replay
-from mlflow_tokens.metrics import Point, Snapshot
 from mlflow_tokens.records import Quantities, RunBound, SegmentEnd
+from mlflow_tokens.snapshot import Point, Snapshot
 from tests.conftest import Stored
 
 

@@ -17,8 +17,8 @@ import pytest
 from visualdl import LogReader, LogWriter
 
 from mlflow_tokens import notices
-from mlflow_tokens.metrics import Point, Snapshot
 from mlflow_tokens.sinks.visualdl import VisualDLSink
+from mlflow_tokens.snapshot import Point, Snapshot
 from tests.test_jsonl_sink import no_file_beyond
 
 TAGS = {"mlflow_tokens.currency": "CNY", "mlflow_tokens.device_type": "昇腾 910B"}

@@ -25,6 +25,7 @@ from mlflow_tokens.paddle.model_hooks import ModelHooks
 from mlflow_tokens.paddle.moe_hooks import MoeHooks
 from mlflow_tokens.paddle.offload import Offload
 from mlflow_tokens.paddle.pipeline_hooks import PipelineHooks
+from mlflow_tokens.paddle.reader_hooks import ReaderHooks
 from mlflow_tokens.paddle.step_hooks import StepHooks, optimizer_classes
 from mlflow_tokens.paddle.trainer_hooks import TrainerHooks
 from mlflow_tokens.pricing import Price
@@ -165,6 +166,7 @@ class _Hooks:
         self._steps = StepHooks(tracker, self._models, self._obey_mlflow)
         self._checkpoints = CheckpointHooks(tracker)
         self._pipelines = PipelineHooks(tracker, self._models)
+        self._readers = ReaderHooks(tracker)
         self.trainers = TrainerHooks(tracker, self._models)
         self._script = ScriptHooks(tracker)
         tracker.meter.to_host = Offload().to_host
@@ -176,6 +178,7 @@ class _Hooks:
         self._steps.install()
         self._checkpoints.install()
         self._pipelines.install()
+        self._readers.install()
         self.trainers.install()
         self._script.install()
 
@@ -190,6 +193,7 @@ class _Hooks:
         self._steps.remove()
         self._checkpoints.remove()
         self._pipelines.remove()
+        self._readers.remove()
         self.trainers.remove()
         self._script.remove()
         self._tracker.close()

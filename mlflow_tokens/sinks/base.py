@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from typing import Protocol
 
-from mlflow_tokens.metrics import Point, Snapshot
 from mlflow_tokens.report import TokenReport
+from mlflow_tokens.snapshot import Point, Snapshot
 
 #: Seconds that the end of a run waits for a sink across a network, and for one on this machine, which
 #: may have to make its database first.

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from mlflow_tokens.files import append_whole
-from mlflow_tokens.metrics import Point, Snapshot
 from mlflow_tokens.report import TokenReport
 from mlflow_tokens.sinks.base import EXIT_TIMEOUT_LOCAL
+from mlflow_tokens.snapshot import Point, Snapshot
 
 #: Version of the lines; in the first one of a file.
 SCHEMA = 1

@@ -10,13 +10,14 @@ from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import Any
 
-from mlflow_tokens.metrics import METRICS, Point, Snapshot
+from mlflow_tokens.metrics import METRICS
 from mlflow_tokens.records import RunBound
 from mlflow_tokens.report import TokenReport
 from mlflow_tokens.sinks.active_run import absolute_uri, forget_active_run
 from mlflow_tokens.sinks.base import EXIT_TIMEOUT_LOCAL, EXIT_TIMEOUT_REMOTE
 from mlflow_tokens.sinks.randomness import is_served
 from mlflow_tokens.sinks.transport import our_work
+from mlflow_tokens.snapshot import Point, Snapshot
 
 #: By this tag a run that we started is found again when its id never reached us.
 SEGMENT_TAG = "mlflow_tokens.segment"

@@ -16,11 +16,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from mlflow_tokens.files import append_whole, lock
-from mlflow_tokens.metrics import Point, Snapshot
 from mlflow_tokens.report import TokenReport
 from mlflow_tokens.sinks.base import EXIT_TIMEOUT_LOCAL
 from mlflow_tokens.sinks.visualdl_records import LONGEST, encode_points, read_points, repair
 from mlflow_tokens.sinks.visualdl_report import encode_report
+from mlflow_tokens.snapshot import Point, Snapshot
 
 #: A directory of our own: of several record files in one directory VisualDL shows only the last.
 SUBDIRECTORY = "tokens"

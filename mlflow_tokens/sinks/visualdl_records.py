@@ -20,8 +20,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from mlflow_tokens.metrics import Point
 from mlflow_tokens.notices import say_once
+from mlflow_tokens.snapshot import Point
 
 #: No record of ours has more bytes: a metric's name and some 40 more, or a small image.
 LONGEST = 16_000

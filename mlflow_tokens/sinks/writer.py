@@ -11,10 +11,10 @@ from collections.abc import Set as AbstractSet
 from concurrent.futures import Future
 from typing import TypeVar
 
-from mlflow_tokens.metrics import Point, Snapshot
 from mlflow_tokens.notices import logger, say_once
 from mlflow_tokens.report import TokenReport
 from mlflow_tokens.sinks.base import EXIT_TIMEOUT_REMOTE, Sink, mark_our_thread
+from mlflow_tokens.snapshot import Point, Snapshot
 from mlflow_tokens.spool import Spool
 
 #: Snapshots that are written at once at most: 15 metrics each, and MLflow takes 1,000 a request.
