@@ -26,6 +26,7 @@ from mlflow_tokens.paddle.moe_hooks import MoeHooks
 from mlflow_tokens.paddle.offload import Offload
 from mlflow_tokens.paddle.pipeline_hooks import PipelineHooks
 from mlflow_tokens.paddle.reader_hooks import ReaderHooks
+from mlflow_tokens.paddle.save_hooks import SaveHooks
 from mlflow_tokens.paddle.step_hooks import StepHooks, optimizer_classes
 from mlflow_tokens.paddle.trainer_hooks import TrainerHooks
 from mlflow_tokens.pricing import Price
@@ -167,6 +168,7 @@ class _Hooks:
         self._checkpoints = CheckpointHooks(tracker)
         self._pipelines = PipelineHooks(tracker, self._models)
         self._readers = ReaderHooks(tracker)
+        self._saves = SaveHooks(tracker)
         self.trainers = TrainerHooks(tracker, self._models)
         self._script = ScriptHooks(tracker)
         tracker.meter.to_host = Offload().to_host
@@ -179,6 +181,7 @@ class _Hooks:
         self._checkpoints.install()
         self._pipelines.install()
         self._readers.install()
+        self._saves.install()
         self.trainers.install()
         self._script.install()
 
@@ -194,6 +197,7 @@ class _Hooks:
         self._checkpoints.remove()
         self._pipelines.remove()
         self._readers.remove()
+        self._saves.remove()
         self.trainers.remove()
         self._script.remove()
         self._tracker.close()

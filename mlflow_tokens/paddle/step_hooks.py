@@ -62,7 +62,6 @@ class StepHooks:
             self._wrap(cls)
         for cls in (AmpScaler, *_subclasses(AmpScaler)):
             self._wrap_scaler(cls)
-        self._patches.wrap(paddle, "save", self._save_called)
         atexit.register(self.settle)
 
     def remove(self) -> None:
@@ -183,10 +182,6 @@ class StepHooks:
         except Exception as error:
             self._tracker.counting_failed(error)
         return result
-
-    def _save_called(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        with self._tracker.phase("checkpoint"):
-            return original(*args, **kwargs)
 
 
 def _innermost(optimizer: Any) -> Any:
