@@ -65,6 +65,8 @@ class Account:
     fates_known: False after a rollback to a step of which the money is not known.
     past_known: False if the run has a past of which nothing is known, neither tokens nor money, or an
         earlier segment of which the device time of a rank is not.
+    price: of the devices now; prices: all that there were, in their order. carried: the run began with
+        money of another record, whose prices are not here.
     unpriced_seconds: device-seconds for which no price was known; cost is unknown unless it is 0.
     """
 
@@ -97,6 +99,8 @@ class Account:
     ranks_reporting: int = 0
     segment: SegmentStart | None = None
     price: Price | None = None
+    prices: tuple[Price, ...] = ()
+    carried: bool = False
     mixed_currencies: bool = False
     rewinds: int = 0
     milestones: tuple[Milestone, ...] = ()
@@ -170,8 +174,13 @@ def fold(account: Account, record: Record) -> Account:
     if isinstance(record, PriceSet):
         currency = record.price.currency
         mixed = account.mixed_currencies or account.currency not in (None, currency)
+        prices = account.prices
         return replace(
-            account, price=record.price, currency=account.currency or currency, mixed_currencies=mixed
+            account,
+            price=record.price,
+            prices=prices if record.price in prices else (*prices, record.price),
+            currency=account.currency or currency,
+            mixed_currencies=mixed,
         )
     if isinstance(record, Quantities):
         return _add_quantities(account, record)
@@ -322,6 +331,8 @@ def _carry_over(account: Account, record: CarriedOver) -> Account:
         device_seconds=device_seconds,
         cells=cells,
         straggler_seconds=record.straggler_seconds,
+        prices=(),
+        carried=bool(record.cells),
         gap_seconds=record.gap_seconds if record.source not in ("unknown", "unasked") else None,
         fates_known=record.source == "journal",
         past_known=record.source not in ("unknown", "unasked"),

@@ -186,6 +186,13 @@ METRICS: tuple[MetricSpec, ...] = (
     ),
     MetricSpec("throughput/slowest_rank", "rank", "the rank of that maximum", "取得该最大值的 rank", "end"),
     MetricSpec(
+        "cost/waste/padding",
+        "currency",
+        "of training that is left: the share of padding",
+        "留存的训练成本中填充所占的部分",
+        "end",
+    ),
+    MetricSpec(
         "cost/waste/straggler",
         "currency",
         "of training: devices waiting, at least, for another rank's data; of ranks that step together",
@@ -218,7 +225,6 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec(
         "progress/goal_fraction", "fraction", "effective tokens / goal", "有效词元 / 目标", "reserved"
     ),
-    MetricSpec("cost/waste/<kind>", "currency", "padding", "填充的成本", "reserved"),
     MetricSpec(
         "device/memory_peak_gib", "GiB", "largest memory in use on a device", "单设备显存峰值", "reserved"
     ),
@@ -240,6 +246,7 @@ TOTALS = frozenset(
         "device/hours",
         "device/gap_hours",
         "cost/waste/rolled_back",
+        "cost/waste/padding",
         "cost/waste/straggler",
     }
 )

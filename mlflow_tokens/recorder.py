@@ -28,7 +28,6 @@ from mlflow_tokens.records import (
     SegmentEnd,
     SegmentStart,
 )
-from mlflow_tokens.report import report_of
 from mlflow_tokens.resume import (
     History,
     HistoryOf,
@@ -39,9 +38,11 @@ from mlflow_tokens.resume import (
     unknown_past,
 )
 from mlflow_tokens.run_journal import RunJournal
+from mlflow_tokens.run_report import run_report_of
 from mlflow_tokens.sinks.writer import Writer
 from mlflow_tokens.snapshot import Snapshot
 from mlflow_tokens.spool import RECENT, Spool
+from mlflow_tokens.statement_text import to_text
 
 #: Seconds that a snapshot waits for the other ranks' readings of its step.
 COLLECT_TIMEOUT = 10.0
@@ -329,7 +330,10 @@ class Recorder:
         self._past = replace(self._past, step=self._past.step + account.step - steps, rewinds=account.rewinds)
 
     def _finish(self, status: str) -> None:
-        report = report_of(self._ledger.account, self._ledger.profile) if self._last is not None else None
+        report = run_report_of(self._ledger, status) if self._last is not None else None
+        # That there is no price was said at the start.
+        if report is not None and "no_price" not in report.statement.unknown:
+            logger.info("%s", to_text(report.statement))
         for writer in self._writers:
             writer.end(self._last, status, report)
         began = time.monotonic()

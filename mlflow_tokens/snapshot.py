@@ -11,6 +11,7 @@ from mlflow_tokens.clock import PHASES
 from mlflow_tokens.lengths import Lengths
 from mlflow_tokens.metrics import CHECKPOINT_METRICS, HEARTBEAT_METRICS, TOTALS
 from mlflow_tokens.records import SnapshotKind
+from mlflow_tokens.statement import padding_cost, straggler_cost
 from mlflow_tokens.sums import minus
 
 #: Characters that MLflow does not take in a metric's name, and how much of a source's.
@@ -102,9 +103,7 @@ def _at_end(now: Account) -> dict[str, float | None]:
 def _ranks(now: Account) -> dict[str, float | None]:
     """How evenly the ranks went; nothing of waiting where no reader tells of it."""
     train, waited = now.seconds_in("train"), now.seconds_in("data_wait")
-    pace, straggler = now.pace, None
-    if now.cost is not None and train > 0 and now.straggler_seconds:
-        straggler = float(now.cost_of(phase="train")) * min(1.0, now.straggler_seconds / train)
+    pace, straggler, padding = now.pace, straggler_cost(now), padding_cost(now)
     return {
         "throughput/data_wait_ratio": _ratio(waited, train + waited) if waited else None,
         "throughput/data_wait_ratio_slowest_rank": _ratio(pace.waited, pace.busy)
@@ -112,7 +111,8 @@ def _ranks(now: Account) -> dict[str, float | None]:
         else None,
         "throughput/step_time_skew": _ratio(pace.step, pace.mean) if pace else None,
         "throughput/slowest_rank": pace.slowest if pace else None,
-        "cost/waste/straggler": straggler,
+        "cost/waste/padding": float(padding) if padding else None,
+        "cost/waste/straggler": float(straggler) if straggler else None,
     }
 
 

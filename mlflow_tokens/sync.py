@@ -13,8 +13,8 @@ from mlflow_tokens.journal import Journal, JournalTaken, read_journal, recorded_
 from mlflow_tokens.ledger import Ledger
 from mlflow_tokens.notices import logger
 from mlflow_tokens.records import CarriedOver, PriceSet, Quantities, RunBound, SegmentEnd, SegmentStart
-from mlflow_tokens.report import TokenReport, report_of
 from mlflow_tokens.resume import OpenPast, late_records, left_open
+from mlflow_tokens.run_report import RunReport, run_report_of
 from mlflow_tokens.sinks.mlflow import MlflowSink
 from mlflow_tokens.sinks.writer import BATCH
 from mlflow_tokens.snapshot import Snapshot
@@ -45,7 +45,7 @@ class _Contents:
     """What a journal says, for a run to be made of it."""
 
     snapshots: list[Snapshot]
-    report: TokenReport
+    report: RunReport
     bound: RunBound
     first: SegmentStart
     last: SegmentStart
@@ -131,7 +131,7 @@ def _read(path: Path) -> _Contents:
         raise NothingToSync("it holds no numbers")
     if bound is None:
         raise CannotSync("it does not say which run it is of")
-    report = report_of(ledger.account, ledger.profile)
+    report = run_report_of(ledger, end.status if end else "KILLED")
     return _Contents(snapshots, report, bound, first, last, price, end, ended_at, past)
 
 
@@ -169,7 +169,7 @@ def _write(journal: Journal, contents: _Contents, tracking_uri: str | None, prog
     try:
         sink.attach(contents.report)
     except Exception as error:
-        logger.warning("The token report could not be kept with the run: %s: %s", type(error).__name__, error)
+        logger.warning("The run's report could not be kept with the run: %s: %s", type(error).__name__, error)
     return Synced(run, points, status)
 
 

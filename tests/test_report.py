@@ -198,7 +198,7 @@ def test_a_store_without_a_place_for_artifacts_costs_a_line(
     tracker.close()
     assert stored.only_run().info.status == "FINISHED"
     assert stored.metrics()["tokens/valid"] == 20
-    assert capsys.readouterr().err.count("The token report could not be kept") == 1
+    assert capsys.readouterr().err.count("The run's report could not be kept") == 1
 
 
 def test_a_report_of_nothing_is_a_page_all_the_same() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from typing import Protocol
 
-from mlflow_tokens.report import TokenReport
+from mlflow_tokens.run_report import RunReport
 from mlflow_tokens.snapshot import Point, Snapshot
 
 #: Seconds that the end of a run waits for a sink across a network, and for one on this machine, which
@@ -45,7 +45,7 @@ class Sink(Protocol):
     def stored(self) -> AbstractSet[Point]:
         """The points that are there already: after a failed write, or from an earlier process. May raise."""
 
-    def attach(self, report: TokenReport) -> None:
+    def attach(self, report: RunReport) -> None:
         """Keep the report of a run that has ended, where the sink has a place for it. May raise."""
 
     def close(self, status: str) -> None:

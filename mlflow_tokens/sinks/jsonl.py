@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mlflow_tokens.files import append_whole
-from mlflow_tokens.report import TokenReport
+from mlflow_tokens.run_report import RunReport
 from mlflow_tokens.sinks.base import EXIT_TIMEOUT_LOCAL
 from mlflow_tokens.snapshot import Point, Snapshot
 
@@ -72,7 +72,7 @@ class JsonlSink:
         """
         return frozenset(self._read()) if self._path.exists() else frozenset()
 
-    def attach(self, report: TokenReport) -> None:
+    def attach(self, report: RunReport) -> None:
         """Nothing: a line is a snapshot."""
 
     def close(self, status: str) -> None:

@@ -12,12 +12,13 @@ from typing import Any
 
 from mlflow_tokens.metrics import METRICS
 from mlflow_tokens.records import RunBound
-from mlflow_tokens.report import TokenReport
+from mlflow_tokens.run_report import RunReport
 from mlflow_tokens.sinks.active_run import absolute_uri, forget_active_run
 from mlflow_tokens.sinks.base import EXIT_TIMEOUT_LOCAL, EXIT_TIMEOUT_REMOTE
 from mlflow_tokens.sinks.randomness import is_served
 from mlflow_tokens.sinks.transport import our_work
 from mlflow_tokens.snapshot import Point, Snapshot
+from mlflow_tokens.statement_text import TITLE, to_html, to_json, to_markdown
 
 #: By this tag a run that we started is found again when its id never reached us.
 SEGMENT_TAG = "mlflow_tokens.segment"
@@ -27,6 +28,10 @@ ARTIFACTS = "mlflow_tokens"
 
 #: What MLflow takes a request: metrics and tags together, and tags.
 MAX_ENTITIES, MAX_TAGS = 1000, 100
+
+#: What MLflow shows as the description of a run, and how ours begins.
+NOTE_TAG = "mlflow.note.content"
+_NOTE_HEAD = f"### {TITLE}"
 
 _NO_LINK = "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"
 _NAMES = frozenset(spec.name for spec in METRICS if "<" not in spec.name)
@@ -187,13 +192,24 @@ class MlflowSink:
             tags = client.get_run(run_id).data.tags if run_id is not None else {}
         return {key: value for key, value in tags.items() if key.startswith(TAG_PREFIX)}
 
-    def attach(self, report: TokenReport) -> None:
-        """Log the report among the run's artifacts, as JSON and as a page. May raise."""
+    def attach(self, report: RunReport) -> None:
+        """Log the report among the run's artifacts, and the statement as its note. May raise.
+
+        A note that somebody else has written stays.
+        """
         with self._client() as client:
             run_id = self._existing_run(client)
             if run_id is not None:
-                client.log_text(run_id, report.to_json(), f"{ARTIFACTS}/tokens.json")
-                client.log_text(run_id, report.to_html(), f"{ARTIFACTS}/tokens.html")
+                note = client.get_run(run_id).data.tags.get(NOTE_TAG, "")
+                if not note or note.startswith(_NOTE_HEAD):
+                    client.set_tag(run_id, NOTE_TAG, f"{_NOTE_HEAD}\n\n{to_markdown(report.statement)}")
+                for name, text in (
+                    ("statement.html", to_html(report.statement)),
+                    ("statement.json", to_json(report.statement)),
+                    ("tokens.html", report.tokens.to_html()),
+                    ("tokens.json", report.tokens.to_json()),
+                ):
+                    client.log_text(run_id, text, f"{ARTIFACTS}/{name}")
 
     def close(self, status: str, end_time: float | None = None) -> None:
         """End the run with `status`, if this sink started it or if `end_script_run`. May raise.

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from mlflow_tokens.files import append_whole, lock
-from mlflow_tokens.report import TokenReport
+from mlflow_tokens.run_report import RunReport
 from mlflow_tokens.sinks.base import EXIT_TIMEOUT_LOCAL
 from mlflow_tokens.sinks.visualdl_records import LONGEST, encode_points, read_points, repair
 from mlflow_tokens.sinks.visualdl_report import encode_report
@@ -83,7 +83,7 @@ class VisualDLSink:
         """
         return frozenset(read_points(self._records))
 
-    def attach(self, report: TokenReport) -> None:
+    def attach(self, report: RunReport) -> None:
         """Append a histogram of the row lengths and a heat map of padding, at the newest snapshot's step.
 
         Raises:
@@ -91,7 +91,7 @@ class VisualDLSink:
         """
         if self._last is None:
             return
-        data = encode_report(report, *self._last)
+        data = encode_report(report.tokens, *self._last)
         if data and len(data) < LONGEST:
             self._append_bytes(lambda head: data)
 

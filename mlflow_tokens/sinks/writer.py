@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from mlflow_tokens.notices import logger, say_once
-from mlflow_tokens.report import TokenReport
+from mlflow_tokens.run_report import RunReport
 from mlflow_tokens.sinks.base import EXIT_TIMEOUT_REMOTE, Sink, mark_our_thread
 from mlflow_tokens.snapshot import Point, Snapshot
 from mlflow_tokens.spool import Spool
@@ -51,7 +51,7 @@ class Writer:
         self._done = threading.Event()
         self._last: Snapshot | None = None
         self._status = ""
-        self._report: TokenReport | None = None
+        self._report: RunReport | None = None
         self._deadline = 0.0
         self._complete = False
         threading.Thread(target=self._run, name=f"mlflow_tokens-{sink.name}", daemon=True).start()
@@ -70,7 +70,7 @@ class Writer:
         self._wake()
         return future
 
-    def end(self, last: Snapshot | None, status: str, report: TokenReport | None = None) -> None:
+    def end(self, last: Snapshot | None, status: str, report: RunReport | None = None) -> None:
         """No more comes after `last`: write what waits, within the sink's time, and close it."""
         self._last, self._status, self._report = last, status, report
         # A local sink may be slow, and is waited for; one that fails is not tried again for as long.
@@ -174,7 +174,7 @@ class Writer:
         except Exception as error:
             say_once(
                 f"attach:{self.sink_name}",
-                "The token report could not be kept in %s: %s: %s",
+                "The run's report could not be kept in %s: %s: %s",
                 self.sink_name,
                 type(error).__name__,
                 error,
