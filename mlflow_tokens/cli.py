@@ -79,6 +79,18 @@ def _parser() -> argparse.ArgumentParser:
         "--tracking-uri", metavar="URI", help="MLflow store to write to (default: the one the job wrote to)"
     )
     sync.set_defaults(run=_sync)
+    correct = commands.add_parser(
+        "correct",
+        help="say what a run cost by its invoice",
+        description="Add what a run cost by its invoice. The page and `compare` show it from then on; what "
+        "was logged, and earlier corrections, stay with the run.",
+    )
+    correct.add_argument("run_id", metavar="RUN", help="the id of the run")
+    correct.add_argument("--total", required=True, metavar="MONEY", help='as in "4812.40 USD"')
+    correct.add_argument("--by", required=True, metavar="WHO", help="who says so")
+    correct.add_argument("--note", default="", metavar="WHY", help="such as the number of the invoice")
+    correct.add_argument("--tracking-uri", metavar="URI", help="MLflow store (default: as for compare)")
+    correct.set_defaults(run=_correct)
     return parser
 
 
@@ -106,6 +118,19 @@ def _compare(options: argparse.Namespace) -> int:
         from mlflow_tokens.comparison.terminal import print_ranking
 
         print_ranking(lines, options.by, Console())
+    return 0
+
+
+def _correct(options: argparse.Namespace) -> int:
+    from mlflow_tokens.comparison.corrections import correct_run, correction
+
+    try:
+        made = correction(options.total, options.by, options.note)
+    except ValueError as error:
+        print(f"mlflow-tokens: {error}", file=sys.stderr)
+        return 2
+    for each in correct_run(options.tracking_uri, options.run_id, made):
+        print(f"{each.time}  {each.total} {each.currency}  {each.by}  {each.note}".rstrip())
     return 0
 
 

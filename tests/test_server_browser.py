@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from mlflow_tokens.cli import main
+from tests.conftest import Stored
 from tests.servers import mlflow_server
-from tests.stored_runs import HOSTILE_NAME, copied_store, store_runs
+from tests.stored_runs import HOSTILE_NAME, RUNS, copied_store, store_runs
 
 pytestmark = pytest.mark.browser
 playwright_api = pytest.importorskip("playwright.sync_api", reason="pip install 'mlflow-tokens[test]'")
@@ -297,3 +299,20 @@ def test_the_divider_names_what_sets_runs_apart(
             ]
         )
         expect(page.locator("#plot-note")).to_contain_text("not found")  # no such run has a curve
+
+
+def test_a_corrected_cost_tells_who_corrected_it_and_what_was_logged(
+    browser: playwright_api.Browser, stored: Stored, tmp_path: Path
+) -> None:
+    run = stored.client.create_run("0", tags=RUNS[2].tags()).info.run_id
+    for name, value in RUNS[2].metrics(4).items():
+        stored.client.log_metric(run, name, value)
+    assert main(["correct", run, "--total", "8 CNY", "--by", "finance", "--note", "<b>INV-7</b>"]) == 0
+    with mlflow_server(stored.uri, tmp_path) as address, opened(browser, address) as page:
+        # 8.00 CNY for 1.6 M tokens, where 4.00 were logged.
+        expect_cells(page, "cost_total", ["¥8.00 *"])
+        assert cells(page, "cost_per_million") == ["¥5.00 *"]
+        page.locator(".ag-cell[col-id='cost_total']").hover()
+        tooltip = page.locator(".ag-tooltip")
+        expect(tooltip).to_contain_text("by invoice, finance")
+        expect(tooltip).to_contain_text("<b>INV-7</b> (logged: ¥4)")

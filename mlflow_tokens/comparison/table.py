@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from mlflow_tokens.comparison.corrections import Correction, corrections_of
 from mlflow_tokens.comparison.reader import RunRow
 from mlflow_tokens.metrics import METRICS_SCHEMA
 
@@ -46,6 +47,11 @@ class RankedRun:
     devices: str | None
     price: str | None
     token_definition: str | None
+    cost_logged: float | None
+    """What was logged where `cost_total` is that of an invoice; else None."""
+    corrected_by: str | None
+    corrected_at: str | None
+    correction_note: str | None
     group: str
     """Runs of one group may be ranked together; the text says what sets the group apart."""
 
@@ -67,7 +73,7 @@ def rank(rows: Iterable[RunRow], by: str = "effective") -> list[RankedRun]:
         schema = row.tags.get(TAG_SCHEMA, METRICS_SCHEMA)
         if schema != METRICS_SCHEMA:
             definition += f" (schema {schema})"
-        key = (row.tags.get(TAG_CURRENCY, ""), definition)
+        key = (_money(row).currency or "", definition)
         groups.setdefault(key, []).append(row)
     # Priced groups first, the larger before the smaller, then by name: a stable order.
     ordered = sorted(groups.items(), key=lambda item: (not item[0][0], -len(item[1]), item[0]))
@@ -95,14 +101,13 @@ def _rank_group(currency: str, definition: str, rows: Sequence[RunRow], by: str)
 
 def cost_per_million(row: RunRow, by: str) -> float | None:
     """1e6 x cost / tokens of the kind `by`, in the run's currency; None if either is unknown or no token."""
-    cost, tokens = _number(row, "cost/total"), _number(row, f"tokens/{by}")
-    if cost is None or not tokens or not row.tags.get(TAG_CURRENCY):
-        return None
-    return 1e6 * cost / tokens
+    cost, tokens = _money(row).total, _number(row, f"tokens/{by}")
+    return 1e6 * cost / tokens if cost is not None and tokens else None
 
 
 def _line(row: RunRow, group: str, cost: float | None, place: int | None) -> RankedRun:
     computed, valid = _number(row, "tokens/computed"), _number(row, "tokens/valid")
+    money = _money(row)
     return RankedRun(
         rank=place,
         run_id=row.run_id,
@@ -112,9 +117,9 @@ def _line(row: RunRow, group: str, cost: float | None, place: int | None) -> Ran
         status=row.status,
         user=row.user,
         start_time_ms=row.start_time_ms,
-        currency=row.tags.get(TAG_CURRENCY),
+        currency=money.currency,
         cost_per_million=cost,
-        cost_total=_number(row, "cost/total") if row.tags.get(TAG_CURRENCY) else None,
+        cost_total=money.total,
         tokens_computed=_integer(computed),
         tokens_valid=_integer(valid),
         tokens_trained=_integer(_number(row, "tokens/trained")),
@@ -126,8 +131,32 @@ def _line(row: RunRow, group: str, cost: float | None, place: int | None) -> Ran
         devices=_devices(row),
         price=row.tags.get(TAG_PRICE),
         token_definition=row.tags.get(TAG_TOKEN_DEFINITION),
+        cost_logged=money.logged if money.correction else None,
+        corrected_by=money.correction.by if money.correction else None,
+        corrected_at=money.correction.time if money.correction else None,
+        correction_note=money.correction.note if money.correction else None,
         group=group,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Money:
+    """total: by the newest invoice, else as it was logged."""
+
+    currency: str | None
+    total: float | None
+    logged: float | None
+    correction: Correction | None
+
+
+def _money(row: RunRow) -> _Money:
+    currency = row.tags.get(TAG_CURRENCY) or None
+    logged = _number(row, "cost/total") if currency else None
+    fitting = [made for made in corrections_of(row.tags) if currency in (None, made.currency)]
+    if not fitting:
+        return _Money(currency, logged, logged, None)
+    newest = fitting[-1]
+    return _Money(newest.currency, float(newest.total), logged, newest)
 
 
 def _devices(row: RunRow) -> str | None:

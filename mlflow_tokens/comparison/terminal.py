@@ -21,6 +21,9 @@ def print_ranking(lines: Sequence[RankedRun], by: str, console: Console) -> None
     groups = [(group, list(members)) for group, members in groupby(lines, key=lambda line: line.group)]
     for group, members in groups:
         console.print(_table(members, by, group if len(groups) > 1 else None, console.width))
+    for line in lines:
+        if line.corrected_by:
+            console.print(escape(_correction(line)))
     missing = sum(line.rank is None for line in lines)
     if missing:
         console.print(
@@ -52,7 +55,9 @@ class _Column:
 def _columns(currency: str, by: str, width: int) -> list[_Column]:
     columns = [
         _Column(f"{currency} / 1M\n{by} tokens", lambda line: f"[bold]{_figure(line.cost_per_million)}[/]"),
-        _Column(f"total\n{currency}", lambda line: _figure(line.cost_total)),
+        _Column(
+            f"total\n{currency}", lambda line: _figure(line.cost_total) + ("*" if line.corrected_by else "")
+        ),
         _Column("computed\ntokens", lambda line: _count(line.tokens_computed), _MEDIUM),
         _Column("valid\ntokens", lambda line: _count(line.tokens_valid)),
         _Column("valid", lambda line: "–" if line.valid_ratio is None else f"{line.valid_ratio:.1%}"),
@@ -64,6 +69,17 @@ def _columns(currency: str, by: str, width: int) -> list[_Column]:
         _Column("status", lambda line: line.status, _MEDIUM),
     ]
     return [column for column in columns if width >= column.from_width]
+
+
+def _total(line: RankedRun) -> str:
+    return _figure(line.cost_total) + ("*" if line.corrected_by else "")
+
+
+def _correction(line: RankedRun) -> str:
+    logged = "no cost" if line.cost_logged is None else f"{_figure(line.cost_logged)} {line.currency}"
+    note = f": {line.correction_note}" if line.correction_note else ""
+    day = (line.corrected_at or "")[:10]
+    return f"* {line.run_name}: by invoice, {line.corrected_by}, {day}{note}; {logged} was logged"
 
 
 def _figure(value: float | None) -> str:

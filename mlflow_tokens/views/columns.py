@@ -13,7 +13,7 @@ from mlflow_tokens.comparison.table import RankedRun
 #: Significant digits of a figure. Money keeps more: a bill of 1,234,567.89 must survive.
 _DIGITS = 6
 _MONEY_DIGITS = 12
-_MONEY = frozenset({"cost_total", "cost_per_million"})
+_MONEY = frozenset({"cost_total", "cost_per_million", "cost_logged"})
 
 #: Points of one curve at most; more than a plot has pixels.
 CURVE_POINTS = 1000

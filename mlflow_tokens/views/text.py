@@ -81,6 +81,7 @@ TEXT: dict[str, dict[str, str]] = {
         "status_KILLED": "killed",
         "status_SCHEDULED": "scheduled",
         "exact": "exactly {value}",
+        "corrected": "by invoice, {by}, {at}: {note} (logged: {logged})",
     },
     "zh": {
         "title": "词元成本",
@@ -159,6 +160,7 @@ TEXT: dict[str, dict[str, str]] = {
         "status_KILLED": "已终止",
         "status_SCHEDULED": "排队中",
         "exact": "精确值 {value}",
+        "corrected": "按发票更正，{by}，{at}：{note}（原记录：{logged}）",
     },
 }
 

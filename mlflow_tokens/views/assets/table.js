@@ -81,7 +81,9 @@ window.dashAgGridComponentFunctions = window.dashAgGridComponentFunctions || {};
       if (isCost(field)) return data.currency ? page.text.unknown : page.text.no_price;
       return kind === "price" ? page.text.no_price : "–";
     }
-    if (kind === "money") return mt.money(value, data.currency, language);
+    if (kind === "money") {
+      return mt.money(value, data.currency, language) + (isCost(field) && data.corrected_by ? " *" : "");
+    }
     if (kind === "status") return page.text[`status_${value}`] || value;
     if (kind === "price" || kind === "plain") return String(value);
     return mt[kind](value, language);
@@ -94,8 +96,22 @@ window.dashAgGridComponentFunctions = window.dashAgGridComponentFunctions || {};
     if (field === "run_name") return `${data.experiment_name} / ${value} (${data.run_id})`;
     if (typeof value !== "number") return field === "status" ? null : String(value);
     const text = isCost(field) ? mt.withCurrency(mt.exact(value), data.currency) : mt.exact(value);
-    return mt.fill(page.text.exact, { value: text });
+    const exact = mt.fill(page.text.exact, { value: text });
+    return isCost(field) && data.corrected_by ? `${exact}; ${correction(data)}` : exact;
   };
+
+  /* Who has corrected a cost, when and why, and what was logged. */
+  function correction(row) {
+    const logged = mt.known(row.cost_logged)
+      ? mt.withCurrency(mt.exact(row.cost_logged), row.currency)
+      : page.text.unknown;
+    return mt.fill(page.text.corrected, {
+      by: row.corrected_by,
+      at: row.corrected_at.slice(0, 10),
+      note: row.correction_note || "–",
+      logged,
+    });
+  }
 
   callable.cellClass = function (params, kind) {
     const number = ["money", "count", "percent", "decimal"].includes(kind) ? "mt-number" : "mt-text";
