@@ -41,7 +41,11 @@ setup(
     packages=[*find_packages(include=["mlflow_tokens", "mlflow_tokens.*"]), "mlflow_tokens_visualdl"],
     package_dir={"mlflow_tokens_visualdl": "plugins/visualdl/mlflow_tokens_visualdl"},
     package_data={"mlflow_tokens": ["py.typed", "views/assets/*"]},
-    install_requires=["mlflow-skinny>=3.15,<3.18", "rich>=13,<16"],
+    install_requires=[
+        "mlflow-skinny>=3.15,<3.18",
+        "rich>=13,<16",
+        'tomli>=2,<3; python_version < "3.11"',
+    ],
     extras_require={
         "compare": COMPARE,
         "views": VIEWS,

@@ -68,13 +68,16 @@ def open_run(
     path = find_journal(directory, bound.run, checkpoint.segment if checkpoint and same_run else "")
     if path is not None and bound.run is None:
         bound = replace(bound, run=run_of(path))
-    price = PriceSet(segment.t_wall, options.price) if options.price else None
+    price_now = options.price.at(segment.t_wall)
+    price = PriceSet(segment.t_wall, price_now) if price_now else None
+    changes = [PriceSet(c.t_wall, c.price) for c in options.price.changes if c.t_wall > segment.t_wall]
     displaced = False
 
     def record(bound: RunBound, name: str) -> Recorder:
         return Recorder(
             segment=segment,
             price=price,
+            price_changes=changes,
             bound=bound,
             journal_path=directory / f"{name}.jsonl",
             collect=collect,
@@ -95,7 +98,7 @@ def open_run(
         displaced, name = True, segment.segment
         bound = replace(bound, run=None, owned=True)
         recorder = record(bound, name)
-    tags = tags_of(segment, options.price)
+    tags = tags_of(segment, price_now)
     if checkpoint is not None and checkpoint.run not in (None, bound.run):
         tags["mlflow_tokens.parent_run"] = checkpoint.run or ""
     opened: OpenRun

@@ -9,14 +9,14 @@ from pathlib import Path
 
 from mlflow_tokens.counting import PadPolicy
 from mlflow_tokens.journal import DEFAULT_DIRECTORY
-from mlflow_tokens.pricing import EXAMPLES, Price, parse_price
+from mlflow_tokens.pricing import EXAMPLES, Price, PriceChoice, choose_price
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
     """Options of `autolog` and `Tracker`, valid by construction."""
 
-    price: Price | None
+    price: PriceChoice
     log_every_steps: int
     pad_policy: PadPolicy
     source_key: str | None
@@ -64,7 +64,7 @@ def check_options(
     if source_key is not None and (not isinstance(source_key, str) or not source_key):
         raise ValueError(f"source_key={source_key!r} must be the key of the batch that names its data source")
     return Options(
-        price=parse_price(price),
+        price=choose_price(price, environ),
         log_every_steps=log_every_steps,
         pad_policy=PadPolicy(pad_token_id, pad == "none", ignore_index),
         source_key=source_key,

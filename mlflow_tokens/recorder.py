@@ -6,7 +6,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -73,7 +73,8 @@ class Recorder:
         bound: the run, as far as it is known. collect: readings of all ranks.
         baseline: each rank's reading when the run began; what came before is not this run's.
         checkpoint: what training resumes from, if that is known.
-        position: where the axis stands now, for heartbeats.
+        position: where the axis stands now, for heartbeats. price_changes: prices that will apply, in the
+            order of their time.
 
     Raises:
         JournalTaken: another process is writing the journal of this run.
@@ -90,9 +91,11 @@ class Recorder:
         baseline: Mapping[int, Reading],
         checkpoint: Checkpoint | None,
         position: Callable[[], int],
+        price_changes: Sequence[PriceSet] = (),
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._segment, self._price, self._bound = segment, price, replace(bound, segment=segment.segment)
+        self._price_changes = deque(price_changes)
         self._collect = collect
         self._baseline = dict(baseline)
         self._checkpoint = checkpoint
@@ -186,6 +189,10 @@ class Recorder:
             try:
                 if isinstance(moment, Rewind):
                     self._rewind(moment)
+                elif isinstance(moment, PriceSet):
+                    # What was held up to now is charged at the price until now.
+                    self._take(self._live_moment())
+                    self._record(moment)
                 else:
                     self._take(moment)
             except Exception as error:
@@ -260,20 +267,25 @@ class Recorder:
                 delivered = not record.undelivered
         return delivered
 
-    def _next(self) -> Moment | Rewind:
+    def _next(self) -> Moment | Rewind | PriceSet:
         while True:
             try:
                 moment = self._moments.get_nowait()
             except queue.Empty:
                 self._journal.write_rest()
+                if self._price_changes and self._price_changes[0].t_wall <= time.time():
+                    return self._price_changes.popleft()
                 if (left := self._heartbeat.seconds_left(self._now())) > 0:
                     self._hurry.wait(min(left, LOOK))
                     continue
                 self._heartbeat.beat(self._now())
-                return Moment("heartbeat", Question(0, live=True), self._position(), self.wall(), self._now())
+                return self._live_moment()
             if isinstance(moment, Moment) and moment.kind == "step":
                 self._heartbeat.snapshot_taken(self._now())
             return moment
+
+    def _live_moment(self) -> Moment:
+        return Moment("heartbeat", Question(0, live=True), self._position(), self.wall(), self._now())
 
     def _take(self, moment: Moment) -> None:
         if moment.kind != "final" and self._journal.leaves_out(moment.kind, self._now() - self._last_taken):

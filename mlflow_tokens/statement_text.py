@@ -164,7 +164,7 @@ def _foot(statement: Statement) -> Iterator[str]:
 
 
 def _price(price: Price) -> str:
-    said = [str(price), price.kind or "", price.source, price.date.isoformat() if price.date else ""]
+    said = [str(price), price.source, price.date.isoformat() if price.date else ""]
     return ", ".join(word for word in said if word)
 
 

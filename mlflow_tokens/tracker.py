@@ -119,7 +119,7 @@ class Tracker:
             require_visualdl()
         self._job = job_from_environment(os.environ)
         set_up(silent or self._job.rank != 0)
-        if self.options.price is None:
+        if self.options.price.price is None:
             say_once("price", price_advice(), level=20)
         # What an earlier tracker of this process has charged is not charged again.
         started = process_started() if _charged_until is None else _charged_until

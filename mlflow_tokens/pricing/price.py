@@ -1,4 +1,4 @@
-"""What one device or instance costs an hour, as a person states it and as the ledger charges it."""
+"""What a device or an instance costs an hour or a month, as a person states it and as it is charged."""
 
 from __future__ import annotations
 
@@ -9,17 +9,29 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Literal, get_args
 
-Unit = Literal["device-hour", "instance-hour"]
+Unit = Literal["device-hour", "instance-hour", "device-month", "instance-month"]
+Kind = Literal["on-demand", "spot", "reserved", "owned"]
 
 SECONDS_PER_HOUR = 3600
+#: A month is a twelfth of 365 days.
+HOURS_PER_MONTH = 730
 
-EXAMPLES = ("2.0 USD/device-hour", "15 CNY/device-hour", "98.32 USD/instance-hour x8")
+#: What a device-hour may cost, in any currency. Beyond that something else was meant.
+LEAST, MOST = Decimal("0.0001"), Decimal(1_000_000)
+
+EXAMPLES = (
+    "2.0 USD/device-hour",
+    "15 CNY/device-hour",
+    "98.32 USD/instance-hour x8",
+    "30000 CNY/instance-month x8 reserved",
+)
 
 _TEXT = re.compile(
     r"""\s*(?P<amount>\d+(?:\.\d+)?|\.\d+)
         \s*(?P<currency>[A-Za-z]{3})
-        \s*/\s*(?P<unit>device-hour|instance-hour)
-        (?:\s+x\s*(?P<devices>\d+))?\s*""",
+        \s*/\s*(?P<unit>(?:device|instance)-(?:hour|month))
+        (?:\s+x\s*(?P<devices>\d+))?
+        (?:\s+(?P<kind>on-demand|spot|reserved|owned))?\s*""",
     re.VERBOSE,
 )
 
@@ -28,15 +40,15 @@ _TEXT = re.compile(
 class Price:
     """A price with all that a finance department asks of it.
 
-    `devices_per_instance` is given for instance-hours alone. `kind` (on-demand, spot, reserved,
-    owned) is None when nobody said. `date` is the day for which the price was stated.
+    `devices_per_instance` is given for instances alone. `kind` is None when nobody said. `date` is the
+    day for which the price was stated.
     """
 
     amount: Decimal
     currency: str
     unit: Unit
     devices_per_instance: int | None = None
-    kind: str | None = None
+    kind: Kind | None = None
     source: str = "stated by the user"
     date: datetime.date | None = None
 
@@ -48,17 +60,30 @@ class Price:
             raise ValueError(f"currency={self.currency!r} must be three capital letters, as in 'USD'")
         if self.unit not in get_args(Unit):
             raise ValueError(f"unit={self.unit!r} must be one of {', '.join(get_args(Unit))}")
+        if self.kind is not None and self.kind not in get_args(Kind):
+            raise ValueError(f"kind={self.kind!r} must be one of {', '.join(get_args(Kind))}, or None")
         devices = self.devices_per_instance
-        if self.unit == "device-hour" and devices is not None:
+        if not self._is_of_instances and devices is not None:
             raise ValueError("devices_per_instance belongs to an instance-hour; a device-hour is one device")
-        if self.unit == "instance-hour" and (not isinstance(devices, int) or devices < 1):
+        if self._is_of_instances and (not isinstance(devices, int) or devices < 1):
             raise ValueError(
                 f"devices_per_instance={devices!r}: an instance-hour needs the number of its devices"
+            )
+        hourly = self.per_device_second([devices or 1]) * SECONDS_PER_HOUR
+        if not LEAST <= hourly <= MOST:
+            raise ValueError(
+                f"{self} is {hourly:.6g} {self.currency} a device-hour, which no device costs: is the amount "
+                "for another unit (-month, instance-)?"
             )
 
     def __str__(self) -> str:
         devices = f" x{self.devices_per_instance}" if self.devices_per_instance else ""
-        return f"{self.amount} {self.currency}/{self.unit}{devices}"
+        kind = f" {self.kind}" if self.kind else ""
+        return f"{self.amount} {self.currency}/{self.unit}{devices}{kind}"
+
+    @property
+    def _is_of_instances(self) -> bool:
+        return self.unit.startswith("instance-")
 
     def per_device_second(self, devices_by_node: Iterable[int]) -> Decimal:
         """What one held device costs a second, in `currency`.
@@ -69,12 +94,13 @@ class Price:
         Args:
             devices_by_node: devices held on each node; every node rents its own instances.
         """
-        if self.unit == "device-hour":
-            return self.amount / SECONDS_PER_HOUR
+        seconds = SECONDS_PER_HOUR * (HOURS_PER_MONTH if self.unit.endswith("-month") else 1)
+        if not self._is_of_instances:
+            return self.amount / seconds
         assert self.devices_per_instance is not None
         held = [devices for devices in devices_by_node if devices > 0]
         instances = sum(-(-devices // self.devices_per_instance) for devices in held)
-        return self.amount * instances / sum(held) / SECONDS_PER_HOUR
+        return self.amount * instances / sum(held) / seconds
 
 
 def parse_price(text: str | Price | None, today: datetime.date | None = None) -> Price | None:
@@ -88,23 +114,29 @@ def parse_price(text: str | Price | None, today: datetime.date | None = None) ->
     match = _TEXT.fullmatch(text) if isinstance(text, str) else None
     if match is None:
         raise ValueError(_advice(text, "it is not of the form AMOUNT CURRENCY/UNIT"))
-    amount, unit = Decimal(match["amount"]), match["unit"]
+    amount = Decimal(match["amount"])
+    unit: Unit = match["unit"]  # type: ignore[assignment]
+    kind: Kind | None = match["kind"]  # type: ignore[assignment]
     devices = int(match["devices"]) if match["devices"] else None
     if amount == 0:
         raise ValueError(_advice(text, "an amount of 0 buys nothing; leave `price` out if it is unknown"))
-    if unit == "instance-hour" and not devices:
+    if unit.startswith("instance-") and not devices:
         raise ValueError(
             _advice(text, "an instance-hour needs the number of devices of the instance, as in x8")
         )
-    if unit == "device-hour" and devices is not None:
+    if unit.startswith("device-") and devices is not None:
         raise ValueError(_advice(text, "x8 belongs to an instance-hour; a device-hour is one device"))
-    return Price(
-        amount=amount,
-        currency=match["currency"].upper(),
-        unit="device-hour" if unit == "device-hour" else "instance-hour",
-        devices_per_instance=devices,
-        date=today or datetime.date.today(),
-    )
+    try:
+        return Price(
+            amount=amount,
+            currency=match["currency"].upper(),
+            unit=unit,
+            devices_per_instance=devices,
+            kind=kind,
+            date=today or datetime.date.today(),
+        )
+    except ValueError as error:
+        raise ValueError(_advice(text, str(error))) from None
 
 
 def _advice(text: object, reason: str) -> str:
