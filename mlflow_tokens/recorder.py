@@ -38,7 +38,7 @@ from mlflow_tokens.resume import (
     unknown_past,
 )
 from mlflow_tokens.run_journal import RunJournal
-from mlflow_tokens.run_report import run_report_of
+from mlflow_tokens.run_report import RunReport, run_report_of
 from mlflow_tokens.sinks.writer import Writer
 from mlflow_tokens.snapshot import Snapshot
 from mlflow_tokens.spool import RECENT, Spool
@@ -342,10 +342,7 @@ class Recorder:
         self._past = replace(self._past, step=self._past.step + account.step - steps, rewinds=account.rewinds)
 
     def _finish(self, status: str) -> None:
-        report = run_report_of(self._ledger, status) if self._last is not None else None
-        # That there is no price was said at the start.
-        if report is not None and "no_price" not in report.statement.unknown:
-            logger.info("%s", to_text(report.statement))
+        report = self._report(status) if self._last is not None else None
         for writer in self._writers:
             writer.end(self._last, status, report)
         began = time.monotonic()
@@ -362,6 +359,18 @@ class Recorder:
         self._journal.append(SegmentEnd(self._segment.segment, time.time(), status, late))
         self._journal.close()
         self._ended.set()
+
+    def _report(self, status: str) -> RunReport | None:
+        """What the run says of itself; its end does not depend on it."""
+        try:
+            report = run_report_of(self._ledger, status)
+            # That there is no price was said at the start.
+            if "no_price" not in report.statement.unknown:
+                logger.info("%s", to_text(report.statement))
+        except Exception as error:
+            say_once("report", "The run's report could not be made: %s: %s", type(error).__name__, error)
+            return None
+        return report
 
     # ---- the journal ------------------------------------------------------------------------------
 

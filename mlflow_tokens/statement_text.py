@@ -54,7 +54,7 @@ td + td { text-align: right } tr.total td { border-bottom: 1px solid #d1d9e0; fo
 def to_text(statement: Statement) -> str:
     """One screen for a log."""
     rows = [*_head(statement), *_money(statement)]
-    width = max(_width(label) for label, _ in rows)
+    width = max((_width(label) for label, _ in rows), default=0)
     lines = [f"  {label}{' ' * (width - _width(label))}  {value}" for label, value in rows]
     return "\n".join([TITLE, *lines, *(f"  {line}" for line in _foot(statement))])
 

@@ -162,6 +162,15 @@ def test_texts() -> None:
     assert values["tokens"] == {"computed": 3000, "valid": 1800, "effective": 1200}
 
 
+def test_a_run_of_which_nothing_is_known_has_a_statement_too() -> None:
+    made = statement(segment(devices_by_node=(2,)), price(PRICE), quantities())
+    assert (made.effective, made.computed, made.device_hours, made.total) == (None, None, None, None)
+    assert "not every rank has reported" in to_text(made)
+    assert "not every rank has reported" in to_html(made)
+    assert "not every rank has reported" in to_markdown(made)
+    assert json.loads(to_json(made))["total"] is None
+
+
 def test_hostile_names_are_inert() -> None:
     made = statement(segment(device_type="<script>alert(1)</script>"), quantities(train=1.0, computed=1))
     assert "<script>" not in to_html(made)
@@ -200,6 +209,18 @@ def test_a_run_has_its_statement_in_the_log_among_its_artifacts_and_as_its_note(
     note = stored.only_run().data.tags["mlflow.note.content"]
     assert note.startswith("### What the money of this run bought")
     assert f"{60:,}" in note
+
+
+def test_a_report_that_cannot_be_made_does_not_keep_the_run_from_ending(
+    stored: Stored, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from mlflow_tokens import recorder
+
+    monkeypatch.setattr(recorder, "to_text", lambda statement: 1 / 0)
+    train()
+    assert stored.only_run().info.status == "FINISHED"
+    assert stored.metrics()["tokens/computed"] == 100
+    assert "The run's report could not be made: ZeroDivisionError" in capsys.readouterr().err
 
 
 def test_a_note_of_the_users_stays(stored: Stored) -> None:
