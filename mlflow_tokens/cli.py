@@ -8,6 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, fields
 from pathlib import Path
 
@@ -79,6 +80,24 @@ def _parser() -> argparse.ArgumentParser:
         "--tracking-uri", metavar="URI", help="MLflow store to write to (default: the one the job wrote to)"
     )
     sync.set_defaults(run=_sync)
+    page = commands.add_parser(
+        "ui",
+        help="show the page for a server that cannot have it itself",
+        description="Serve the Token cost page over any MLflow store, with your own credentials: next to a "
+        "server that is managed, older, or runs another app. Whoever reaches the address sees what you see.",
+    )
+    page.add_argument("--tracking-uri", metavar="URI", help="MLflow store (default: as for compare)")
+    page.add_argument(
+        "--host", default="127.0.0.1", help="address to answer at (default: this machine alone)"
+    )
+    page.add_argument("--port", type=int, default=5001, help="(default: 5001)")
+    page.add_argument(
+        "--mlflow-ui", metavar="URL", help="where the names of runs lead (default: the tracking server)"
+    )
+    page.add_argument(
+        "--allowed-hosts", nargs="+", default=[], metavar="NAME", help="further names of this machine"
+    )
+    page.set_defaults(run=_ui)
     correct = commands.add_parser(
         "correct",
         help="say what a run cost by its invoice",
@@ -118,6 +137,22 @@ def _compare(options: argparse.Namespace) -> int:
         from mlflow_tokens.comparison.terminal import print_ranking
 
         print_ranking(lines, options.by, Console())
+    return 0
+
+
+def _ui(options: argparse.Namespace) -> int:
+    from mlflow_tokens.standalone import PAGE, create_server, create_standalone
+
+    hosts = frozenset({"localhost", "127.0.0.1", "::1", options.host, *options.allowed_hosts})
+    app = create_standalone(options.tracking_uri, options.mlflow_ui, hosts)
+    try:
+        server = create_server(app, options.host, options.port)
+    except (OSError, OverflowError) as error:
+        print(f"mlflow-tokens: {options.host}:{options.port} cannot be used: {error}", file=sys.stderr)
+        return 2
+    print(f"Token cost  http://{options.host}:{options.port}{PAGE}   (Ctrl-C ends it)", flush=True)
+    with suppress(KeyboardInterrupt):
+        server.serve_forever()
     return 0
 
 

@@ -163,6 +163,7 @@ window.dashAgGridComponentFunctions = window.dashAgGridComponentFunctions || {};
   components.RunLink = function (props) {
     const { data, value } = props;
     if (data.divider) return null;
+    if (!page.runLink) return value;
     const href = page.runLink
       .replace("{experiment_id}", encodeURIComponent(data.experiment_id))
       .replace("{run_id}", encodeURIComponent(data.run_id));
