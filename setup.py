@@ -62,7 +62,10 @@ setup(
             "mlflow-tokens = mlflow_tokens.cli:main",
             "visualdl-tokens = mlflow_tokens_visualdl.launcher:main",
         ],
-        "mlflow.app": ["tokens = mlflow_tokens.server:create_app"],
+        "mlflow.app": [
+            "tokens = mlflow_tokens.server:create_app",
+            "tokens-basic-auth = mlflow_tokens.server_auth:create_app",
+        ],
     },
     classifiers=[
         "Intended Audience :: Developers",

@@ -12,6 +12,7 @@ Everything of MLflow's that is not its public interface stands in this file, bec
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 from flask import Flask
@@ -40,23 +41,28 @@ def create_app() -> Any:
     return app
 
 
-def install(flask_app: Flask) -> None:
-    """Add the page to MLflow's Flask app; a second call changes nothing."""
+def install(flask_app: Flask, reader_factory: Callable[[], Reader] | None = None) -> None:
+    """Add the page to MLflow's Flask app; a second call changes nothing.
+
+    Args:
+        reader_factory: called within each request to the page's API; by default everybody who reaches the
+            server sees every run.
+    """
     if _INSTALLED in flask_app.extensions:
         return
-    prefix = _static_prefix()
-    mount(flask_app, prefix + PAGE, _reader, prefix + RUN_LINK)
+    prefix = static_prefix()
+    mount(flask_app, prefix + PAGE, reader_factory or mlflow_reader, prefix + RUN_LINK)
     flask_app.extensions[_INSTALLED] = prefix + PAGE
 
 
-def _reader() -> Reader:
+def mlflow_reader() -> MlflowReader:
     """Reads the store that this server serves; without `mlflow server`, the default tracking URI."""
     from mlflow.server.constants import BACKEND_STORE_URI_ENV_VAR
 
     return MlflowReader(os.environ.get(BACKEND_STORE_URI_ENV_VAR))
 
 
-def _static_prefix() -> str:
+def static_prefix() -> str:
     from mlflow.server.handlers import STATIC_PREFIX_ENV_VAR
 
     return os.environ.get(STATIC_PREFIX_ENV_VAR, "").rstrip("/")

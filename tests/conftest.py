@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import mlflow
 import pytest
@@ -14,6 +15,15 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 import mlflow_tokens
+
+CHROMIUM_ARGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+]
 
 
 @pytest.fixture(scope="session")
@@ -80,3 +90,19 @@ class Stored:
 @pytest.fixture
 def stored(store: str) -> Stored:
     return Stored(store)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Debian's chromium, headless."""
+    playwright_api = pytest.importorskip("playwright.sync_api", reason="pip install 'mlflow-tokens[test]'")
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        line = "no Chromium: apt-get install chromium fonts-noto-cjk"
+        if os.environ.get("CI"):
+            pytest.fail(line)
+        pytest.skip(line)
+    with playwright_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM_ARGS)
+        yield browser
+        browser.close()

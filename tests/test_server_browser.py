@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,14 +22,6 @@ expect = playwright_api.expect
 
 #: A page may take this long on a busy machine, in ms.
 PATIENCE_MS = 30_000
-CHROMIUM_ARGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--no-first-run",
-]
 LINES = ".js-plotly-plot .scatterlayer .trace"
 
 
@@ -41,20 +31,6 @@ class Seen:
 
     console: list[str] = field(default_factory=list)
     outside: list[str] = field(default_factory=list)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[playwright_api.Browser]:
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        line = "no Chromium: apt-get install chromium fonts-noto-cjk"
-        if os.environ.get("CI"):
-            pytest.fail(line)
-        pytest.skip(line)
-    with playwright_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM_ARGS)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")

@@ -78,6 +78,15 @@ class MlflowReader:
         curves = (self._curve(run_id, metric, max_points) for run_id in run_ids)
         return [curve for curve in curves if curve.steps]
 
+    def experiment_of(self, run_id: str) -> str:
+        """The id of the experiment that a run is in.
+
+        Raises:
+            MissingError: no such run.
+            ReadError: the store cannot be reached.
+        """
+        return str(self._ask(lambda: self._client.get_run(run_id), _NO_SUCH_RUN).info.experiment_id)
+
     def _curve(self, run_id: str, metric: str, max_points: int) -> Curve:
         history = self._ask(lambda: self._client.get_metric_history(run_id, metric), _NO_SUCH_RUN)
         if not history:  # a SQL store says the same of a run that does not exist
