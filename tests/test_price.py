@@ -29,6 +29,14 @@ def test_valid_prices(text: str, amount: str, currency: str, unit: str, devices:
     assert (price.devices_per_instance, price.date, price.source) == (devices, TODAY, "stated by the user")
 
 
+@pytest.mark.parametrize("kind", ["on-demand", "spot", "reserved", "owned"])
+def test_a_price_says_of_which_kind_it_is(kind: str) -> None:
+    text = f"2.0 USD/device-hour {kind}"
+    price = parse_price(text)
+    assert price is not None
+    assert (price.kind, str(price)) == (kind, text)
+
+
 @pytest.mark.parametrize("text", EXAMPLES)
 def test_the_examples_shown_to_users_are_valid_and_print_as_they_were_given(text: str) -> None:
     assert str(parse_price(text)) == text
@@ -53,6 +61,10 @@ def test_the_examples_shown_to_users_are_valid_and_print_as_they_were_given(text
         "98.32 USD/instance-hour",
         "98.32 USD/instance-hour x0",
         "2.0 USD/device-hour; 3.0 USD/device-hour",
+        "2.0 USD/device-hour cheap",
+        "2.0 USD/device-year",
+        "1460 USD/device-month x8",
+        "29200 CNY/instance-month",
         2.0,
     ],
 )
@@ -78,6 +90,36 @@ def test_a_price_object_is_checked_when_it_is_made(values: tuple[object, ...], s
         Price(*values)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("text", "hourly", "advice"),
+    [
+        ("10001 USD/device-hour", "10001 USD", "is that the amount a month, or is it of a whole instance"),
+        ("80016 USD/instance-hour x8", "10002 USD", "a month, or has the instance more devices"),
+        # 7,300,730 / 730 = 10,001.
+        ("7300730 CNY/device-month", "10001 CNY", "a year, or is it of a whole instance"),
+        ("0.00009 USD/device-hour", "9e-05 USD", "a second, or is the currency another"),
+        # 0.0584 / 8 / 730 = 0.00001.
+        ("0.0584 USD/instance-month x8", "1e-05 USD", "an hour, or has the instance fewer devices"),
+        ("10000001 KRW/device-hour", "1e+07 KRW", "a month"),
+    ],
+)
+def test_a_price_that_nothing_can_cost_is_refused_with_the_likely_mistake(
+    text: str, hourly: str, advice: str
+) -> None:
+    with pytest.raises(ValueError, match="which no device costs") as raised:
+        parse_price(text)
+    assert advice in str(raised.value)
+    assert f" is {hourly} a device-hour" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["10000 USD/device-hour", "0.0001 USD/device-hour", "7300000 CNY/device-month", "16000 KRW/device-hour"],
+)
+def test_prices_at_the_limits_are_prices(text: str) -> None:
+    assert str(parse_price(text)) == text
+
+
 def test_no_price_stays_no_price() -> None:
     assert parse_price(None) is None
 
@@ -97,6 +139,9 @@ def per_hour(price: str, *devices_by_node: int) -> Decimal:
         ("98.32 USD/instance-hour x8", (8, 8), "196.64"),
         ("98.32 USD/instance-hour x8", (8, 1), "196.64"),
         ("98.32 USD/instance-hour x8", (9,), "196.64"),  # nine on one host are two instances
+        ("1460 USD/device-month", (6,), "12"),  # 1,460 / 730 = 2 an hour each
+        ("29200 CNY/instance-month x8 reserved", (6,), "40"),  # 29,200 / 730, the instance whole
+        ("29200 CNY/instance-month x8 reserved", (8, 8), "80"),
     ],
 )
 def test_what_a_job_costs_an_hour(price: str, nodes: tuple[int, ...], hourly: str) -> None:

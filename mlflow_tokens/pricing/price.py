@@ -16,8 +16,11 @@ SECONDS_PER_HOUR = 3600
 #: A month is a twelfth of 365 days.
 HOURS_PER_MONTH = 730
 
-#: What a device-hour may cost, in any currency. Beyond that something else was meant.
-LEAST, MOST = Decimal("0.0001"), Decimal(1_000_000)
+#: What a device-hour may cost. Beyond that something else was meant.
+LEAST, MOST = Decimal("0.0001"), Decimal(10_000)
+#: Currencies whose unit is small: 16,000 KRW are a real device-hour of about 12 USD. They may cost more.
+SMALL_UNITS = frozenset({"COP", "IDR", "IRR", "KRW", "LAK", "LBP", "PYG", "UZS", "VND"})
+_MOST_SMALL = 1000 * MOST
 
 EXAMPLES = (
     "2.0 USD/device-hour",
@@ -69,17 +72,30 @@ class Price:
             raise ValueError(
                 f"devices_per_instance={devices!r}: an instance-hour needs the number of its devices"
             )
-        hourly = self.per_device_second([devices or 1]) * SECONDS_PER_HOUR
-        if not LEAST <= hourly <= MOST:
+        # 10,000 a device-hour is allowed, and must not be lost to the digits of a division.
+        hourly = round(self.per_device_second([devices or 1]) * SECONDS_PER_HOUR, 12)
+        most = _MOST_SMALL if self.currency in SMALL_UNITS else MOST
+        if not LEAST <= hourly <= most:
             raise ValueError(
-                f"{self} is {hourly:.6g} {self.currency} a device-hour, which no device costs: is the amount "
-                "for another unit (-month, instance-)?"
+                f"{self} is {float(hourly):.6g} {self.currency} a device-hour, which no device costs: "
+                f"{self._likely_mistake(hourly > most)}"
             )
 
     def __str__(self) -> str:
         devices = f" x{self.devices_per_instance}" if self.devices_per_instance else ""
         kind = f" {self.kind}" if self.kind else ""
         return f"{self.amount} {self.currency}/{self.unit}{devices}{kind}"
+
+    def _likely_mistake(self, too_much: bool) -> str:
+        """What a person who states such an amount has most likely meant."""
+        monthly = self.unit.endswith("-month")
+        if too_much:
+            period = "a year" if monthly else "a month"
+            what = "has the instance more devices" if self._is_of_instances else "is it of a whole instance"
+        else:
+            period = "an hour" if monthly else "a second"
+            what = "has the instance fewer devices" if self._is_of_instances else "is the currency another"
+        return f"is that the amount {period}, or {what}?"
 
     @property
     def _is_of_instances(self) -> bool:
