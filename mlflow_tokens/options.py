@@ -29,7 +29,7 @@ class Options:
 
 def check_options(
     *,
-    price: str | Price | None,
+    price: str | os.PathLike[str] | Price | None,
     log_every_steps: int,
     pad_token_id: int | None,
     pad: str | None,

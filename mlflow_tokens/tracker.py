@@ -66,7 +66,8 @@ class Tracker:
 
     Args:
         price: such as "2.0 USD/device-hour", "15 CNY/device-hour", "98.32 USD/instance-hour x8", or a
-            `Price`. Without one, tokens and throughput are logged and cost is not.
+            `Price`; a name out of the price file that $MLFLOW_TOKENS_PRICES names; or the path of a price
+            file, for its default. Without one, tokens and throughput are logged and cost is not.
         log_every_steps: optimizer steps between snapshots. The interval doubles after every 200
             snapshots, and gives way to the steps at which the script logs metrics of its own.
         pad_token_id: the id of padding, used where a batch has no attention mask.
@@ -88,7 +89,7 @@ class Tracker:
     def __init__(
         self,
         *,
-        price: str | Price | None = None,
+        price: str | os.PathLike[str] | Price | None = None,
         log_every_steps: int = 10,
         pad_token_id: int | None = None,
         pad: str | None = None,
@@ -121,6 +122,8 @@ class Tracker:
         set_up(silent or self._job.rank != 0)
         if self.options.price.price is None:
             say_once("price", price_advice(), level=20)
+        for notice in self.options.price.notices:
+            say_once(notice, notice)
         # What an earlier tracker of this process has charged is not charged again.
         started = process_started() if _charged_until is None else _charged_until
         self.meter = Meter(self._job.rank, PhaseClock(started))

@@ -78,9 +78,28 @@ def test_the_default_and_a_price_that_is_stated_in_full(tmp_path: Path) -> None:
     assert str(default) == "15 CNY/device-hour reserved"
     stated = choose_price("2 USD/device-hour", environ).price
     assert stated is not None
-    assert str(stated) == "2 USD/device-hour"
+    # The file reports in CNY: 2 x 7.12.
+    assert str(stated) == "14.24 CNY/device-hour"
+    assert stated.source == "stated by the user; 2 USD/device-hour at 7.12 CNY of 2026-11-30"
+    with pytest.raises(ValueError, match=r"give the rate in \[rates\.EUR\]"):
+        choose_price("2 EUR/device-hour", environ)
     assert choose_price(None, {}).price is None
     assert choose_price(None, written(tmp_path, "[prices.x]\nprice = '1 USD/device-hour'")).price is None
+
+
+def test_a_file_of_which_the_path_is_stated_goes_before_the_one_in_the_environment(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text("[prices.a]\nprice = '4 USD/device-hour'\ndefault = true", "utf-8")
+    environ = written(tmp_path)
+    for stated in (path, str(path), f" {path} "):
+        chosen = choose_price(stated, environ).price
+        assert chosen is not None
+        assert str(chosen) == "4 USD/device-hour"
+    path.write_text("[prices.a]\nprice = '4 USD/device-hour'", "utf-8")
+    with pytest.raises(ValueError, match=r"mine\.toml has no price with default = true \(it has 'a'\)"):
+        choose_price(path, environ)
+    with pytest.raises(ValueError, match="cannot be read"):
+        choose_price("none.toml", environ)
 
 
 def test_prices_that_change_are_converted_at_the_rate_of_the_file(tmp_path: Path) -> None:
@@ -124,6 +143,20 @@ def test_hardware_that_was_bought(tmp_path: Path) -> None:
         ),
         (
             "[prices.a]\nprice = '2 USD/device-hour'\n"
+            "schedule = [{from = 2026-12-01, price = '1 USD/device-hour'}]",
+            "[prices.a.schedule 1] from: datetime.date(2026, 12, 1) must be a moment",
+        ),
+        (
+            "[prices.a]\nprice = '2 USD/device-hour'\nschedule = [{from = 2026-12-01T10:00:00Z}]",
+            "[prices.a.schedule 1] price: is missing",
+        ),
+        (
+            "[prices.a]\nprice = '2 USD/device-hour'\n"
+            "schedule = [{from = 2026-12-01T10:00:00Z, price = '1 USD/device-hour', kind = 'spot'}]",
+            "[prices.a.schedule 1] unknown: kind",
+        ),
+        (
+            "[prices.a]\nprice = '2 USD/device-hour'\n"
             "schedule = [{from = 2026-12-01T10:00:00, price = '1 USD/device-hour'}]",
             "must have a time zone",
         ),
@@ -152,7 +185,76 @@ def test_hardware_that_was_bought(tmp_path: Path) -> None:
         ("currency = 'CNY'\n[rates.USD]\nrate = true\ndate = 2026-11-30", "True must be how many"),
         ("currency = 'CNY'\n[rates.USD]\nrate = 7", "[rates.USD] date: is missing; a rate is of a day"),
         ("currency = 'CNY'\n[prices.a]\nprice = '2 USD/device-hour'", "give the rate in [rates.USD]"),
+        ("currency = 'cny'", "currency: 'cny' must be three capital letters"),
+        (
+            "currency = 'CNY'\n[rates.usd]\nrate = 7\ndate = 2026-11-30",
+            "[rates.usd] must be named by a currency",
+        ),
+        (
+            "currency = 'CNY'\n[rates.USD]\nrate = '1e30'\ndate = 2026-11-30",
+            "[rates.USD] rate: '1e30' must be",
+        ),
+        ("currency = 'CNY'\n[rates.USD]\nrate = 7\ndate = 2026-11-30\nto = 'CNY'", "[rates.USD] unknown: to"),
+        (
+            "currency = 'CNY'\n[rates.USD]\nrate = 1_000_000\ndate = 2026-11-30\n"
+            "[prices.a]\nprice = '2 USD/device-hour'",
+            "[prices.a] price: 2000000 CNY/device-hour is 2e+06 CNY a device-hour, which no device costs",
+        ),
         ("[owned.a]\nyears = 4\nutilisation = 1", "[owned.a] purchase: is missing"),
+        ("[owned.a]\npurchase = 9\nyears = 4\nutilisation = 1", "[owned.a] purchase: 9 must be money"),
+        ("[owned.a]\npurchase = '90000 CNY'\nutilisation = 1", "[owned.a] years: is missing"),
+        ("[owned.a]\npurchase = '90000 CNY'\nyears = 4", "[owned.a] utilisation: is missing"),
+        ("[owned.a]\npurchase = '90000 CNY'\nyears = 4\nutilisation = 0", "[owned.a] utilisation: 0 must be"),
+        (
+            "[owned.a]\npurchase = '90000 CNY'\nyears = 4\nutilisation = 1\ndevices = 8.0",
+            "[owned.a] devices: 8.0 must be the number",
+        ),
+        (
+            "[owned.a]\npurchase = '90000 CNY'\nyears = 4\nutilisation = 1\nsource = 7",
+            "[owned.a] source: 7 must be text",
+        ),
+        (
+            "[owned.a]\npurchase = '90000 CNY'\nyears = 4\nutilisation = 1\ndate = '2026'",
+            "[owned.a] date: '2026' must be a date",
+        ),
+        (
+            "[owned.a]\npurchase = '90000 CNY'\nyears = 4\nutilisation = 1\ndefault = 'yes'",
+            "[owned.a] default: 'yes' must be true or false",
+        ),
+        ("electricity = 1", "electricity: 1 must be a table"),
+        ("[electricity]\npue = 1.3\nnode_overhead_watts = 0", "[electricity] tariff: is missing"),
+        ("[electricity]\ntariff = 0.7", "[electricity] tariff: 0.7 must be money a kWh, as in"),
+        ("[electricity]\ntariff = '0.7 CNY'", "[electricity] tariff: '0.7 CNY' must be money a kWh"),
+        ("[electricity]\ntariff = '0.7 CNY/kWh'", "[electricity] pue: is missing"),
+        (
+            "[electricity]\ntariff = '0 CNY/kWh'\npue = 1\nnode_overhead_watts = 0",
+            "[electricity] tariff=0 must be money a kWh, above 0",
+        ),
+        (
+            "[electricity]\ntariff = '0.7 CNY/kWh'\npue = 0.9\nnode_overhead_watts = 0",
+            "[electricity] pue=0.9 is below 1",
+        ),
+        ("[electricity]\ntariff = '0.7 CNY/kWh'\npue = 1", "[electricity] node_overhead_watts: is missing"),
+        (
+            "[electricity]\ntariff = '0.7 CNY/kWh'\npue = 1\nnode_overhead_watts = -1",
+            "[electricity] node_overhead_watts: -1 must be what a node draws beside its devices, in W, 0",
+        ),
+        (
+            "[electricity]\ntariff = '0.7 CNY/kWh'\npue = 1\nnode_overhead_watts = 0\nsource = 7",
+            "[electricity] source: 7 must be text",
+        ),
+        (
+            "[electricity]\ntariff = '0.7 CNY/kWh'\npue = 1\nnode_overhead_watts = 0\ndate = 7",
+            "[electricity] date: 7 must be a date",
+        ),
+        (
+            "[electricity]\ntariff = '0.7 CNY/kWh'\npue = 1\nnode_overhead_watts = 0\nwatts = 7",
+            "[electricity] unknown: watts",
+        ),
+        (
+            "currency = 'CNY'\n[electricity]\ntariff = '0.1 USD/kWh'\npue = 1\nnode_overhead_watts = 0",
+            "[electricity] tariff: 0.1 USD/kWh is not in CNY: give the rate in [rates.USD]",
+        ),
         ("[owned.a]\npurchase = 'x CNY'\nyears = 4\nutilisation = 1", "'x CNY' must be money above 0"),
         ("[owned.a]\npurchase = '9'\nyears = 4\nutilisation = 1", "[owned.a] purchase: currency=''"),
         ("[owned.a]\npurchase = '90000 CNY'\nyears = -1\nutilisation = 1", "[owned.a] years: -1 must be"),

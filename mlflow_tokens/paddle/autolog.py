@@ -40,7 +40,7 @@ _installed: _Hooks | None = None
 
 def autolog(
     *,
-    price: str | Price | None = None,
+    price: str | os.PathLike[str] | Price | None = None,
     log_every_steps: int = 10,
     pad_token_id: int | None = None,
     pad: str | None = None,

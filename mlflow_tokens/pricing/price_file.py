@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import datetime
+import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from pathlib import Path
-from typing import Any, TypeVar
 
+from mlflow_tokens.pricing.currency import Rate, Rates, is_currency
+from mlflow_tokens.pricing.electricity import Electricity
 from mlflow_tokens.pricing.price import Price, parse_price
+from mlflow_tokens.pricing.toml_table import Table, as_decimal
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -21,8 +24,6 @@ else:
 VARIABLE = "MLFLOW_TOKENS_PRICES"
 
 HOURS_PER_YEAR = 8760
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +46,16 @@ class NamedPrice:
 
 @dataclass(frozen=True, slots=True)
 class PriceFile:
-    """What a price file holds. currency: that all prices are converted to, if it says so."""
+    """What a price file holds.
+
+    rates: into the currency that all prices are converted to, if the file names one. electricity: of owned
+    hardware, in that currency.
+    """
 
     path: Path
     prices: Mapping[str, NamedPrice]
+    rates: Rates
+    electricity: Electricity | None
 
     @property
     def default(self) -> NamedPrice | None:
@@ -68,81 +75,30 @@ def read_price_file(path: Path) -> PriceFile:
         raise ValueError(f"the price file {path} cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"the price file {path} is not TOML: {error}") from None
-    top = _Table(path, "", content)
-    convert = _conversion(top)
+    top = Table(path, "", content)
+    rates = _rates(top)
     prices: dict[str, NamedPrice] = {}
     for name, table in top.tables("prices").items():
-        prices[name] = _named(name, table, convert)
+        prices[name] = _named(name, table, rates)
     for name, table in top.tables("owned").items():
         if name in prices:
             raise table.error(None, "there is a price of this name, too")
-        prices[name] = _owned(name, table, convert)
+        prices[name] = _owned(name, table, rates)
+    electricity = _electricity(top.table("electricity"), rates)
     top.done()
     if sum(named.is_default for named in prices.values()) > 1:
         raise ValueError(f"the price file {path} has several prices with default = true")
-    return PriceFile(path, prices)
+    return PriceFile(path, prices, rates, electricity)
 
 
-class _Table:
-    """One table of the file, of which every field must be asked for."""
-
-    def __init__(self, path: Path, name: str, values: Mapping[str, Any]) -> None:
-        self._path, self._name, self._values = path, name, dict(values)
-
-    def error(self, field: str | None, reason: str) -> ValueError:
-        where = f"[{self._name}] " if self._name else ""
-        return ValueError(f"the price file {self._path}: {where}{f'{field}: ' if field else ''}{reason}")
-
-    def take(self, field: str, kind: type[T] | tuple[type[T], ...], what: str, default: Any = ...) -> Any:
-        if field not in self._values:
-            if default is ...:
-                raise self.error(field, f"is missing; it must be {what}")
-            return default
-        value = self._values.pop(field)
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise self.error(field, f"{value!r} must be {what}")
-        return value
-
-    def number(self, field: str, what: str, default: Any = ...) -> Any:
-        """A Decimal above 0; of a float of the file, what was written."""
-        value = self.take(field, (str, int, float), what, default)
-        if value is default:
-            return value
-        try:
-            number = Decimal(str(value))
-        except InvalidOperation:
-            number = Decimal("nan")
-        if not number.is_finite() or number <= 0:
-            raise self.error(field, f"{value!r} must be {what}, above 0")
-        return number
-
-    def date(self) -> datetime.date | None:
-        value = self.take("date", datetime.date, "a date, as in 2026-11-30", None)
-        if isinstance(value, datetime.datetime):
-            raise self.error("date", f"{value!r} must be a date without a time, as in 2026-11-30")
-        date: datetime.date | None = value
-        return date
-
-    def tables(self, field: str) -> dict[str, _Table]:
-        values = self.take(field, dict, "a table of tables", {})
-        for name, value in values.items():
-            if not isinstance(value, dict):
-                raise self.error(f"{field}.{name}", f"{value!r} must be a table")
-        return {name: _Table(self._path, f"{field}.{name}", value) for name, value in values.items()}
-
-    def done(self) -> None:
-        if self._values:
-            raise self.error(None, f"unknown: {', '.join(sorted(self._values))}")
-
-
-def _named(name: str, table: _Table, convert: Callable[[_Table, Price], Price]) -> NamedPrice:
+def _named(name: str, table: Table, rates: Rates) -> NamedPrice:
     price = _price(table)
     is_default = table.take("default", bool, "true or false", False)
     changes: list[Change] = []
     for number, values in enumerate(table.take("schedule", list, "an array of tables", [])):
         if not isinstance(values, dict):
             raise table.error("schedule", f"{values!r} must be a table with `from` and `price`")
-        entry = _Table(table._path, f"{table._name}.schedule {number + 1}", values)
+        entry = Table(table.path, f"{table.name}.schedule {number + 1}", values)
         begin = entry.take("from", datetime.datetime, "a moment, as in 2026-12-01T10:00:00+08:00")
         if begin.tzinfo is None:
             raise entry.error("from", f"{begin.isoformat()} must have a time zone, as in …T10:00:00+08:00")
@@ -152,33 +108,36 @@ def _named(name: str, table: _Table, convert: Callable[[_Table, Price], Price]) 
             raise entry.error("from", "must be later than the entry before")
         if changed.currency != price.currency:
             raise entry.error("price", f"{changed} is in another currency than {price}")
-        changes.append(Change(begin.timestamp(), convert(entry, changed)))
+        changes.append(Change(begin.timestamp(), _converted(entry, "price", changed, rates)))
     table.done()
-    return NamedPrice(name, convert(table, price), tuple(changes), is_default)
+    return NamedPrice(name, _converted(table, "price", price, rates), tuple(changes), is_default)
 
 
-def _price(table: _Table) -> Price:
+def _price(table: Table) -> Price:
     text = table.take("price", str, 'a price, as in "2.0 USD/device-hour spot"')
-    source = table.take("source", str, "text: who says so", f"price file {table._path}")
-    date = table.date()
+    source, date = table.source(), table.date()
     try:
         price = parse_price(text)
     except ValueError as error:
-        raise table.error("price", str(error)) from None
+        raise table.error("price", error) from None
     assert price is not None
     # The day on which a file is read says nothing about its prices.
     return replace(price, source=source, date=date)
 
 
-def _owned(name: str, table: _Table, convert: Callable[[_Table, Price], Price]) -> NamedPrice:
+def _converted(table: Table, field: str, price: Price, rates: Rates) -> Price:
+    try:
+        return rates.convert(price)
+    except ValueError as error:
+        raise table.error(field, error) from None
+
+
+def _owned(name: str, table: Table, rates: Rates) -> NamedPrice:
     """What a device that was bought costs an hour: its share of the purchase over the hours it is used."""
     text = table.take("purchase", str, 'money, as in "1200000 CNY"')
     amount, _, currency = text.strip().partition(" ")
-    try:
-        purchase = Decimal(amount)
-    except InvalidOperation:
-        purchase = Decimal("nan")
-    if not purchase.is_finite() or purchase <= 0:
+    purchase = as_decimal(amount)
+    if purchase is None or purchase <= 0:
         raise table.error("purchase", f'{text!r} must be money above 0, as in "1200000 CNY"')
     years = table.number("years", "the years over which it is written off")
     utilisation = table.number("utilisation", "the share of these hours in which it is used, up to 1")
@@ -188,47 +147,58 @@ def _owned(name: str, table: _Table, convert: Callable[[_Table, Price], Price]) 
     if devices < 1:
         raise table.error("devices", f"{devices} must be the number of devices that were bought, 1 or more")
     is_default = table.take("default", bool, "true or false", False)
-    source = table.take("source", str, "text: who says so", f"price file {table._path}")
     hours = years * HOURS_PER_YEAR * utilisation * devices
     formula = f"{text.strip()} / ({years} years x {HOURS_PER_YEAR} h x {utilisation} x {devices})"
+    source, date = f"{table.source()}: {formula}", table.date()
+    unit_price, code = purchase / hours, currency.strip().upper()
     try:
-        price = Price(
-            purchase / hours,
-            currency.strip().upper(),
-            "device-hour",
-            kind="owned",
-            source=f"{source}: {formula}",
-            date=table.date(),
-        )
+        price = Price(unit_price, code, "device-hour", kind="owned", source=source, date=date)
     except ValueError as error:
-        raise table.error("purchase", str(error)) from None
+        raise table.error("purchase", error) from None
     table.done()
-    return NamedPrice(name, convert(table, price), (), is_default)
+    return NamedPrice(name, _converted(table, "purchase", price, rates), (), is_default)
 
 
-def _conversion(top: _Table) -> Callable[[_Table, Price], Price]:
-    """Into the currency that the file reports in; only at a rate that is in the file, with its date."""
+def _electricity(table: Table | None, rates: Rates) -> Electricity | None:
+    if table is None:
+        return None
+    what = 'money a kWh, as in "0.70 CNY/kWh"'
+    text = table.take("tariff", str, what)
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*([A-Z]{3})\s*/\s*kWh\s*", text)
+    if match is None:
+        raise table.error("tariff", f"{text!r} must be {what}")
+    tariff, currency = Decimal(match[1]), match[2]
+    pue = table.number("pue", "all energy of the site over that of its machines, as in 1.3")
+    overhead = table.number("node_overhead_watts", "what a node draws beside its devices, in W", or_zero=True)
+    source, date = table.source(), table.date()
+    table.done()
+    try:
+        rate = rates.rate_of(currency, text)
+    except ValueError as error:
+        raise table.error("tariff", error) from None
+    if rate is not None and rates.currency is not None:
+        source += f"; {text.strip()} at {rate.rate} {rates.currency} of {rate.date.isoformat()}"
+        tariff, currency = tariff * rate.rate, rates.currency
+    try:
+        return Electricity(tariff, currency, pue, overhead, source, date)
+    except ValueError as error:
+        raise table.error(None, error) from None
+
+
+def _rates(top: Table) -> Rates:
     currency = top.take("currency", str, 'three capital letters, as in "CNY"', None)
-    rates: dict[str, tuple[Decimal, datetime.date]] = {}
+    if currency is not None and not is_currency(currency):
+        raise top.error("currency", f'{currency!r} must be three capital letters, as in "CNY"')
+    rates: dict[str, Rate] = {}
     for name, table in top.tables("rates").items():
+        if not is_currency(name):
+            raise table.error(None, "must be named by a currency in three capital letters, as in [rates.USD]")
         rate = table.number("rate", f"how many {currency or 'units'} one {name} is")
         date = table.date()
         if date is None:
             raise table.error("date", "is missing; a rate is of a day, as in 2026-11-30")
         table.done()
-        rates[name] = rate, date
+        rates[name] = Rate(rate, date)
     if rates and currency is None:
         raise top.error("currency", "is missing; [rates] convert into it")
-
-    def convert(table: _Table, price: Price) -> Price:
-        if currency is None or price.currency == currency:
-            return price
-        if price.currency not in rates:
-            raise table.error(
-                "price", f"{price} is not in {currency}: give the rate in [rates.{price.currency}]"
-            )
-        rate, date = rates[price.currency]
-        source = f"{price.source}; {price} at {rate} {currency} of {date.isoformat()}"
-        return replace(price, amount=price.amount * rate, currency=currency, source=source)
-
-    return convert
+    return Rates(currency, rates)
