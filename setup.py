@@ -40,7 +40,7 @@ setup(
     python_requires=">=3.10",
     packages=[*find_packages(include=["mlflow_tokens", "mlflow_tokens.*"]), "mlflow_tokens_visualdl"],
     package_dir={"mlflow_tokens_visualdl": "plugins/visualdl/mlflow_tokens_visualdl"},
-    package_data={"mlflow_tokens": ["py.typed", "views/assets/*"]},
+    package_data={"mlflow_tokens": ["py.typed", "views/assets/*", "pricing/book.json"]},
     install_requires=[
         "mlflow-skinny>=3.15,<3.18",
         "rich>=13,<16",

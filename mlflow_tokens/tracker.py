@@ -66,8 +66,9 @@ class Tracker:
 
     Args:
         price: such as "2.0 USD/device-hour", "15 CNY/device-hour", "98.32 USD/instance-hour x8", or a
-            `Price`; a name out of the price file that $MLFLOW_TOKENS_PRICES names; or the path of a price
-            file, for its default. Without one, tokens and throughput are logged and cost is not.
+            `Price`; a name out of the price file that $MLFLOW_TOKENS_PRICES names, or out of the price book
+            ("aws/h100-80gb"); or the path of a price file, for its default. Without one, tokens and
+            throughput are logged and cost is not.
         log_every_steps: optimizer steps between snapshots. The interval doubles after every 200
             snapshots, and gives way to the steps at which the script logs metrics of its own.
         pad_token_id: the id of padding, used where a batch has no attention mask.

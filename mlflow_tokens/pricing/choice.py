@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from mlflow_tokens.pricing.book import age_warning, find_row, is_book_name, price_book
 from mlflow_tokens.pricing.electricity import Electricity
 from mlflow_tokens.pricing.price import Price, parse_price
 from mlflow_tokens.pricing.price_file import VARIABLE, Change, NamedPrice, PriceFile, read_price_file
@@ -38,10 +39,10 @@ def choose_price(
     environ: Mapping[str, str],
     today: datetime.date | None = None,
 ) -> PriceChoice:
-    """The price that is stated: in full, or by its name in the price file; else the file's default.
+    """The price that is stated: in full, or by its name in the price file or book; else the file's default.
 
     A price file of which the path is stated is read in the place of the one in the environment, for its
-    default.
+    default. A name in the file goes before the same name in the book.
 
     Raises:
         ValueError: it is no price and no name, or the price file cannot be used.
@@ -68,12 +69,17 @@ def _chosen(stated: str | Price | None, file: PriceFile | None, today: datetime.
     name = stated.strip() if isinstance(stated, str) else None
     if name is not None and file is not None and name in file.prices:
         return _named(file.prices[name])
+    notices: tuple[str, ...] = ()
     try:
         price = parse_price(stated, today)
     except ValueError as error:
-        raise ValueError(f"{error}{_names(str(stated), file)}") from None
+        if name is None or not is_book_name(name):
+            raise ValueError(f"{error}{_names(str(stated), file)}") from None
+        price = find_row(name, price_book()).price
+        warning = age_warning(price.date, today)
+        notices = (f"The price {name} of the price book is {warning}.",) if warning else ()
     assert price is not None
-    return PriceChoice(file.rates.convert(price) if file is not None else price)
+    return PriceChoice(file.rates.convert(price) if file is not None else price, (), None, notices)
 
 
 def _named(named: NamedPrice) -> PriceChoice:
