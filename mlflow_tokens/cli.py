@@ -110,6 +110,15 @@ def _parser() -> argparse.ArgumentParser:
     correct.add_argument("--note", default="", metavar="WHY", help="such as the number of the invoice")
     correct.add_argument("--tracking-uri", metavar="URI", help="MLflow store (default: as for compare)")
     correct.set_defaults(run=_correct)
+    prices = commands.add_parser(
+        "prices",
+        help="list the prices that a run can name",
+        description="List the prices of the file that $MLFLOW_TOKENS_PRICES names and of the built-in price "
+        "book, with source and date. A run names one with price=.",
+    )
+    prices.add_argument("filter", metavar="FILTER", nargs="?", default="", help='such as "h100" or "spot"')
+    prices.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    prices.set_defaults(run=_prices)
     return parser
 
 
@@ -166,6 +175,19 @@ def _correct(options: argparse.Namespace) -> int:
         return 2
     for each in correct_run(options.tracking_uri, options.run_id, made):
         print(f"{each.time}  {each.total} {each.currency}  {each.by}  {each.note}".rstrip())
+    return 0
+
+
+def _prices(options: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from mlflow_tokens.pricing.terminal import show_prices
+
+    try:
+        show_prices(options.filter, options.json, os.environ, Console())
+    except ValueError as error:
+        print(f"mlflow-tokens: {error}", file=sys.stderr)
+        return 2
     return 0
 
 

@@ -19,7 +19,7 @@ def row(
     provider: str, accelerator: str, region: str, kind: str = "on-demand", amount: str = "2.0"
 ) -> BookRow:
     price = Price(Decimal(amount), "USD", "device-hour", None, kind, "made up", DAY)  # type: ignore[arg-type]
-    return BookRow(provider, accelerator, "product", region, price, "nowhere")
+    return BookRow(provider, accelerator, "product", region, price, "page", "record")
 
 
 ROWS = (
@@ -36,8 +36,8 @@ def test_every_row_of_the_book_says_where_it_is_from_and_of_when() -> None:
     for each in price_book():
         assert each.price.kind is not None and each.price.date is not None
         assert each.price.date <= datetime.date(2026, 12, 1)
-        assert "https://" in each.price.source and each.product in each.price.source
-        assert each.via.startswith("https://")
+        assert each.page in each.price.source and each.product in each.price.source
+        assert each.page.startswith("https://") and each.via.startswith("https://")
         assert each.base == each.base.lower() and " " not in each.base + each.region
         assert is_book_name(name_of(each, price_book()))
 

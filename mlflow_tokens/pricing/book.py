@@ -26,13 +26,17 @@ _NAME = re.compile(r"[a-z][\w.-]*(/[\w.-]+)+", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class BookRow:
-    """A list price. product: what the provider calls it. via: the public record it was read in."""
+    """A list price. product: what the provider calls it. page: the provider's public page of its prices.
+
+    via: the public record that the figure was read in.
+    """
 
     provider: str
     accelerator: str
     product: str
     region: str
     price: Price
+    page: str
     via: str
 
     @property
@@ -95,19 +99,18 @@ def age_warning(date: datetime.date | None, today: datetime.date) -> str | None:
 
 
 def _row(values: dict[str, str | int | None]) -> BookRow:
-    product, region = str(values["product"]), str(values["region"])
+    names = ("provider", "accelerator", "product", "region", "source", "via")
+    provider, accelerator, product, region, page, via = (str(values[name]) for name in names)
     price = Price(
         Decimal(str(values["amount"])),
         str(values["currency"]),
         values["unit"],  # type: ignore[arg-type]
         values["devices"],  # type: ignore[arg-type]
         values["kind"],  # type: ignore[arg-type]
-        f"price book: {values['provider']} {product}, {region}, {values['source']}",
+        f"price book: {provider} {product}, {region}, {page}",
         datetime.date.fromisoformat(str(values["date"])),
     )
-    return BookRow(
-        str(values["provider"]), str(values["accelerator"]), product, region, price, str(values["via"])
-    )
+    return BookRow(provider, accelerator, product, region, price, page, via)
 
 
 def _quoted(names: Iterable[str]) -> str:
