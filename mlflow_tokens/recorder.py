@@ -74,7 +74,7 @@ class Recorder:
         baseline: each rank's reading when the run began; what came before is not this run's.
         checkpoint: what training resumes from, if that is known.
         position: where the axis stands now, for heartbeats. price_changes: prices that will apply, in the
-            order of their time.
+            order of their time. now, time_of_day: seconds, for differences and for what is of the calendar.
 
     Raises:
         JournalTaken: another process is writing the journal of this run.
@@ -93,6 +93,7 @@ class Recorder:
         position: Callable[[], int],
         price_changes: Sequence[PriceSet] = (),
         now: Callable[[], float] = time.monotonic,
+        time_of_day: Callable[[], float] = time.time,
     ) -> None:
         self._segment, self._price, self._bound = segment, price, replace(bound, segment=segment.segment)
         self._price_changes = deque(price_changes)
@@ -100,7 +101,7 @@ class Recorder:
         self._baseline = dict(baseline)
         self._checkpoint = checkpoint
         self._position = position
-        self._now = now
+        self._now, self._time_of_day = now, time_of_day
         self._seq = 0
         self._last: Snapshot | None = None
         self._last_taken = 0.0
@@ -141,7 +142,7 @@ class Recorder:
         set back must not show.
         """
         with self._wall_lock:
-            self._wall_ms = max(round(time.time() * 1000), self._wall_ms + 1)
+            self._wall_ms = max(round(self._time_of_day() * 1000), self._wall_ms + 1)
             return self._wall_ms / 1000
 
     def put(self, moment: Moment | Rewind) -> None:
@@ -190,9 +191,7 @@ class Recorder:
                 if isinstance(moment, Rewind):
                     self._rewind(moment)
                 elif isinstance(moment, PriceSet):
-                    # What was held up to now is charged at the price until now.
-                    self._take(self._live_moment())
-                    self._record(moment)
+                    self._change_price(moment)
                 else:
                     self._take(moment)
             except Exception as error:
@@ -273,7 +272,7 @@ class Recorder:
                 moment = self._moments.get_nowait()
             except queue.Empty:
                 self._journal.write_rest()
-                if self._price_changes and self._price_changes[0].t_wall <= time.time():
+                if self._price_changes and self._price_changes[0].t_wall <= self._time_of_day():
                     return self._price_changes.popleft()
                 if (left := self._heartbeat.seconds_left(self._now())) > 0:
                     self._hurry.wait(min(left, LOOK))
@@ -287,8 +286,16 @@ class Recorder:
     def _live_moment(self) -> Moment:
         return Moment("heartbeat", Question(0, live=True), self._position(), self.wall(), self._now())
 
-    def _take(self, moment: Moment) -> None:
-        if moment.kind != "final" and self._journal.leaves_out(moment.kind, self._now() - self._last_taken):
+    def _change_price(self, price: PriceSet) -> None:
+        """Charge what was held up to now at the price until now, however full the journal is."""
+        try:
+            self._take(self._live_moment(), always=True)
+        finally:
+            self._record(price)
+
+    def _take(self, moment: Moment, *, always: bool = False) -> None:
+        always = always or moment.kind == "final"
+        if not always and self._journal.leaves_out(moment.kind, self._now() - self._last_taken):
             return
         self._learn_past(at_end=moment.kind == "final")
         if moment.question.live:
@@ -356,7 +363,7 @@ class Recorder:
                 missed,
                 self._journal.where_the_rest_is(),
             )
-        self._journal.append(SegmentEnd(self._segment.segment, time.time(), status, late))
+        self._journal.append(SegmentEnd(self._segment.segment, self._time_of_day(), status, late))
         self._journal.close()
         self._ended.set()
 
