@@ -7,6 +7,7 @@ from decimal import Decimal
 import pytest
 
 from mlflow_tokens.account import Account, account_of
+from mlflow_tokens.pricing import Electricity, cost_of_energy
 from mlflow_tokens.statement import statement_of
 from tests.journals import price, quantities, segment
 
@@ -56,6 +57,17 @@ def test_what_12000_cny_a_run_are_a_device_hour_and_a_million_tokens() -> None:
     assert made.per_million is not None
     assert round(made.total, 6) == 12_000
     assert round(made.per_million, 5) == Decimal("0.24093")
+
+
+def test_what_the_published_energy_costs_and_what_the_cards_would_have_drawn() -> None:
+    tariff = Electricity(Decimal("0.70"), "CNY", pue=Decimal(1), node_overhead_watts=Decimal(0))
+    # 100 kWh are 360 MJ, and 70 CNY at 0.70 CNY a kWh, as published.
+    assert cost_of_energy(tariff, 360_000_000, 0) == 70
+    # 8 cards of 300 W for 1,344 device-hours draw 403.2 kWh, 282.24 CNY; 16 draw 806.4 kWh, 564.48 CNY.
+    for machines, cost in ((1, "282.24"), (2, "564.48")):
+        made = statement_of(bank(machines, "1 CNY/device-hour"), "FINISHED")
+        assert made.device_hours is not None
+        assert cost_of_energy(tariff, 300 * 3600 * made.device_hours, 0) == Decimal(cost)
 
 
 def test_100_million_tokens_at_48_million_an_hour() -> None:
