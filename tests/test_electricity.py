@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+import mlflow_tokens
 from mlflow_tokens.pricing import Electricity, choose_price, cost_of_energy
 from mlflow_tokens.pricing.price_file import VARIABLE, read_price_file
+from tests.conftest import Stored
 
 PLAIN = Electricity(Decimal("0.70"), "CNY", Decimal(1), Decimal(0))
 SITE = Electricity(Decimal("0.70"), "CNY", Decimal("1.3"), Decimal(500))
@@ -113,3 +115,14 @@ def test_electricity_is_converted_at_the_rate_of_the_file(tmp_path: Path) -> Non
 def test_electricity_in_another_currency_than_the_price(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"\[electricity\] is in USD and the price in CNY: name one as"):
         choose_price("ours", written(tmp_path, FILE.replace("0.70 CNY/kWh", "0.10 USD/kWh")))
+
+
+def test_a_tracker_takes_the_path_of_a_file_and_says_what_is_not_charged(
+    stored: Stored, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written(tmp_path, FILE.replace("devices = 8", "devices = 8\ndefault = true"))
+    with mlflow_tokens.Tracker(price=tmp_path / "prices.toml", journal_dir=tmp_path / "journal") as tracker:
+        tracker.count(computed=10, valid=10)
+        tracker.step()
+    assert capsys.readouterr().err.count("Electricity is not charged yet") == 1
+    assert stored.only_run().data.tags["mlflow_tokens.price"] == "6.25 CNY/device-hour owned"
