@@ -92,6 +92,15 @@ def test_an_ambiguous_and_an_unknown_name() -> None:
         choose_price("runpod/h100-80gb", {})
     with pytest.raises(ValueError, match="close to it: 'aws/h100-80gb'"):
         choose_price("aws/h100", {})
+    with pytest.raises(ValueError, match="or a name out of the price book, such as 'aws/h200-141gb'"):
+        choose_price("H200", {})
+
+
+def test_an_unknown_name_may_be_close_to_one_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "prices.toml"
+    path.write_text("[prices.'hall/a800']\nprice = '5 CNY/device-hour'", "utf-8")
+    with pytest.raises(ValueError, match=r"or a name out of .*prices\.toml, such as 'hall/a800'"):
+        choose_price("hall/a80", {VARIABLE: str(path)})
 
 
 def test_an_old_row_is_used_with_a_warning_that_says_its_age() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mlflow_tokens.pricing.book import age_warning, find_row, is_book_name, price_book
+from mlflow_tokens.pricing.book import age_warning, find_row, is_book_name, name_of, price_book
 from mlflow_tokens.pricing.electricity import Electricity
 from mlflow_tokens.pricing.price import Price, parse_price
 from mlflow_tokens.pricing.price_file import VARIABLE, Change, NamedPrice, PriceFile, read_price_file
@@ -74,8 +74,11 @@ def _chosen(stated: str | Price | None, file: PriceFile | None, today: datetime.
         price = parse_price(stated, today)
     except ValueError as error:
         if name is None or not is_book_name(name):
-            raise ValueError(f"{error}{_names(str(stated), file)}") from None
-        price = find_row(name, price_book()).price
+            raise ValueError(f"{error}{_names(str(stated), file)}{_in_the_book(name)}") from None
+        try:
+            price = find_row(name, price_book()).price
+        except ValueError as unknown:
+            raise ValueError(f"{unknown}{_names(name, file) if file is not None else ''}") from None
         warning = age_warning(price.date, today)
         notices = (f"The price {name} of the price book is {warning}.",) if warning else ()
     assert price is not None
@@ -111,3 +114,12 @@ def _names(stated: str, file: PriceFile | None) -> str:
         return f"; or a name out of the price file that ${VARIABLE} names"
     close = difflib.get_close_matches(stated.strip(), file.prices, 3, 0.4) or list(file.prices)[:5]
     return f"; or a name out of {file.path}, such as {', '.join(map(repr, close))}" if close else ""
+
+
+def _in_the_book(name: str | None) -> str:
+    """The rows that somebody may mean who names an accelerator alone."""
+    if not name:
+        return ""
+    rows = price_book()
+    names = [found for row in rows if name.lower() in (found := name_of(row, rows))][:3]
+    return f"; or a name out of the price book, such as {', '.join(map(repr, names))}" if names else ""
