@@ -302,8 +302,8 @@ def test_a_name_that_is_none_says_which_there_are(tmp_path: Path) -> None:
 def test_a_run_is_billed_at_the_price_of_the_moment(
     stored: Stored, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """1 USD a second, and from half a second after the start on 2: what is held before is charged at 1."""
-    soon = datetime.datetime.fromtimestamp(time.time() + 0.5, datetime.timezone.utc)
+    """1 USD a second, and from some seconds after the start on 2: what is held before is charged at 1."""
+    soon = datetime.datetime.fromtimestamp(time.time() + 4, datetime.timezone.utc)
     text = f"""
 [prices.spot]
 price = "3600 USD/device-hour spot"
