@@ -49,7 +49,7 @@ COLLECT_TIMEOUT = 10.0
 #: Seconds that the end of a run waits for the other ranks and for the sinks, each.
 EXIT_TIMEOUT = 5.0
 #: Seconds that the end of a run waits for MLflow to say what it has of the run's past.
-LATE_TIMEOUT = 2.0
+LATE_TIMEOUT = 3.0
 #: Seconds between two looks at whether a snapshot is asked for.
 LOOK = 0.25
 
