@@ -138,15 +138,17 @@ def _known_past(
     past: OpenPast, run: str, history: History, recorded: AbstractSet[int] = frozenset()
 ) -> list[Record]:
     """What MLflow has of a run that began elsewhere; it may have nothing of steps that there were."""
-    head = _head(run, history, recorded)
+    latest = history.latest(recorded)
+    head = _head(run, history, latest)
     if head is None and not past.unknown.from_step:
         return []
-    if head is None:
+    if head is None or not _reaches(past, latest):
         say_once(
             "carried",
-            "Nothing is known of the %s steps before this: token totals and cost stay unknown.",
+            "Not all is known of the %s steps before this: token totals and cost stay unknown.",
             past.unknown.from_step,
         )
+        head = None
     carried = head or past.unknown
     if past.rollback is None or past.checkpoint is None:
         return [carried]
@@ -263,12 +265,22 @@ def _carry_account(account: Account, checkpoint: Checkpoint) -> CarriedOver:
     )
 
 
-def _head(run: str, history: History, recorded: AbstractSet[int]) -> CarriedOver | None:
+def _reaches(past: OpenPast, latest: Mapping[str, tuple[float, int, int]]) -> bool:
+    """Whether MLflow has totals that contain those of the checkpoint.
+
+    A process that was killed may have trained on, to the checkpoint, after what reached MLflow.
+    """
+    _, position, time_ms = latest["tokens/computed"]
+    if past.checkpoint is not None:
+        return time_ms >= past.checkpoint.timestamp_ms
+    return position >= past.unknown.position
+
+
+def _head(run: str, history: History, latest: Mapping[str, tuple[float, int, int]]) -> CarriedOver | None:
     """The totals that MLflow has of a run; None if it has none. May raise.
 
     Where it has some that say too little, or were unknown themselves, those of the run are unknown.
     """
-    latest = history.latest(recorded)
     if "tokens/computed" not in latest:
         return None
     position = max(point for _, point, _ in latest.values())

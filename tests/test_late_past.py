@@ -194,6 +194,16 @@ def test_the_next_process_asks_again(tmp_path: Path) -> None:
     assert account.device_seconds_total == 35 + 4 + 3
 
 
+def test_what_mlflow_has_of_less_than_the_checkpoint_stays_unknown(tmp_path: Path) -> None:
+    first = recorder_on(tmp_path, "a", Checkpoint(RUN, "z", 50, 50, 1_000))
+    first.start([], silent, asking(fails))
+    take(first, 4)
+    second = recorder_on(tmp_path, "b")
+    second.start([], silent, asking(lambda: latest_of(35)))
+    take(second, 3)
+    assert account_in(tmp_path).computed is None
+
+
 def test_a_rollback_while_mlflow_was_silent_is_known_in_the_end(tmp_path: Path) -> None:
     """35 steps, 6 more, back to the 2nd of these, 3 more: 44 computed, 40 left."""
     recorder = recorder_on(tmp_path, "a")

@@ -183,6 +183,16 @@ def test_a_past_of_which_mlflow_says_too_little_is_unknown_not_zero(tmp_path: Pa
     assert account.high_water == 35
 
 
+def test_what_mlflow_has_of_less_than_the_checkpoint_is_not_its_past(tmp_path: Path) -> None:
+    """The journal is lost, ten steps reached MLflow, and the process trained on to a checkpoint at 21."""
+    recorder = recorder_on(tmp_path, "b", Checkpoint(RUN, "a", 21, 21, 1_000))
+    recorder.start([], lambda run: History(lambda: latest_of(10)))
+    take(recorder, 4)
+    account = account_in(tmp_path)
+    assert (account.computed, account.effective, account.device_seconds_total) == (None, None, 4.0)
+    assert account.cost is None
+
+
 def test_a_run_that_is_further_than_the_journal_is_unknown_where_mlflow_falls_silent() -> None:
     """It says that it has 50 steps where the journal has 35, and then nothing more."""
     answers: list[Callable[[], Latest]] = [lambda: latest_of(50), fails]
