@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
-from mlflow_tokens.comparison.reader import Curve, Experiment, MissingError, ReadError, RunRow
+from mlflow_tokens.comparison.reader import Curve, Experiment, MissingError, ReadError, RunRow, named
 from mlflow_tokens.comparison.table import TAG_SCHEMA
 from mlflow_tokens.comparison.thinning import evenly
 
@@ -55,7 +55,7 @@ class MlflowReader:
             MissingError: no experiment has one of these names.
             ReadError: the store cannot be reached.
         """
-        names = {e.experiment_id: e.name for e in self._chosen(experiments)}
+        names = {e.experiment_id: e.name for e in named(self.experiments(), experiments)}
         if not names:
             return []
         found = self._pages(
@@ -100,17 +100,6 @@ class MlflowReader:
             timestamps_ms=tuple(point.timestamp for point in kept),
             values=tuple(_unclamped(point.value) for point in kept),
         )
-
-    def _chosen(self, names: Sequence[str] | None) -> list[Experiment]:
-        known = self.experiments()
-        if names is None:
-            return known
-        if missing := sorted(set(names) - {experiment.name for experiment in known}):
-            there = ", ".join(repr(experiment.name) for experiment in known[:10])
-            raise MissingError(
-                f"no experiment named {', '.join(map(repr, missing))}; there: {there or 'none'}"
-            )
-        return [experiment for experiment in known if experiment.name in set(names)]
 
     def _pages(self, fetch: Callable[[str | None], Any]) -> Iterator[Any]:
         token: str | None = None

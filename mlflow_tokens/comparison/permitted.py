@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from mlflow_tokens.comparison.mlflow_reader import MlflowReader
-from mlflow_tokens.comparison.reader import Curve, Experiment, MissingError, RunRow
+from mlflow_tokens.comparison.reader import Curve, Experiment, MissingError, RunRow, named
 
 #: Of the ids of some experiments those that may be read.
 MayRead = Callable[[list[str]], list[str]]
@@ -30,16 +30,9 @@ class PermittedReader:
             MissingError: there is no such experiment, or it may not be read.
             ReadError: the store cannot be reached.
         """
-        allowed = self.experiments()
-        names = {experiment.name for experiment in allowed}
-        if experiments is not None and (missing := sorted(set(experiments) - names)):
-            there = ", ".join(repr(name) for name in sorted(names)[:10])
-            raise MissingError(
-                f"no experiment named {', '.join(map(repr, missing))}; there: {there or 'none'}"
-            )
-        chosen = sorted(names if experiments is None else names & set(experiments))
+        allowed = named(self.experiments(), experiments)
         ids = {experiment.experiment_id for experiment in allowed}
-        rows = self._reader.runs(chosen) if chosen else []
+        rows = self._reader.runs([experiment.name for experiment in allowed]) if allowed else []
         return [row for row in rows if row.experiment_id in ids]
 
     def curves(self, run_ids: Sequence[str], metric: str, max_points: int = 1000) -> list[Curve]:

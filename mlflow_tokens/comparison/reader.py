@@ -54,6 +54,20 @@ class MissingError(ReadError):
     """What was asked for is not in the store, which itself answers."""
 
 
+def named(known: Sequence[Experiment], names: Sequence[str] | None) -> list[Experiment]:
+    """The experiments that have these names; all that are known when None.
+
+    Raises:
+        MissingError: one of the names is none; the message lists some that are.
+    """
+    if names is None:
+        return list(known)
+    if missing := sorted(set(names) - {experiment.name for experiment in known}):
+        there = ", ".join(repr(experiment.name) for experiment in known[:10])
+        raise MissingError(f"no experiment named {', '.join(map(repr, missing))}; there: {there or 'none'}")
+    return [experiment for experiment in known if experiment.name in set(names)]
+
+
 class Reader(Protocol):
     """A store of runs: MLflow's client, its SQL store, or VisualDL's logs."""
 
