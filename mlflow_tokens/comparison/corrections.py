@@ -12,6 +12,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from mlflow_tokens.comparison.reader import ReadError
+from mlflow_tokens.pricing.price import is_currency
 
 #: Each correction is a tag of its own, named by its time, so that two people cannot overwrite each other.
 TAG_PREFIX = "mlflow_tokens.correction."
@@ -64,8 +65,12 @@ def tag_of(made: Correction) -> tuple[str, str]:
 
 def corrections_of(tags: Mapping[str, str]) -> list[Correction]:
     """The corrections of a run, in the order they were made; tags that are none are left out."""
-    found = [_read(tags[key]) for key in sorted(tags) if key.startswith(TAG_PREFIX)]
+    found = [_read(tags[key]) for key in sorted(filter(_is_correction, tags))]
     return [made for made in found if made is not None]
+
+
+def _is_correction(key: str) -> bool:
+    return key.startswith(TAG_PREFIX)
 
 
 def _read(text: str) -> Correction | None:
@@ -75,7 +80,7 @@ def _read(text: str) -> Correction | None:
         total = Decimal(text)
         if values["schema"] != SCHEMA or not isinstance(text, str) or not total.is_finite() or total <= 0:
             return None
-        if not re.fullmatch("[A-Z]{3}", values["currency"]):
+        if not is_currency(values["currency"]):
             return None
         datetime.datetime.fromisoformat(values["time"])
         return Correction(total, values["currency"], *(str(values[name]) for name in ("by", "note", "time")))

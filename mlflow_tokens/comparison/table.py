@@ -67,14 +67,14 @@ def rank(rows: Iterable[RunRow], by: str = "effective") -> list[RankedRun]:
     """
     if by not in DENOMINATORS:
         raise ValueError(f"by={by!r} is not one of {', '.join(DENOMINATORS)}")
-    groups: dict[tuple[str, str], list[RunRow]] = {}
+    groups: dict[tuple[str, str], list[tuple[RunRow, _Money]]] = {}
     for row in rows:
         definition = row.tags.get(TAG_TOKEN_DEFINITION, "")
         schema = row.tags.get(TAG_SCHEMA, METRICS_SCHEMA)
         if schema != METRICS_SCHEMA:
             definition += f" (schema {schema})"
-        key = (_money(row).currency or "", definition)
-        groups.setdefault(key, []).append(row)
+        money = _money(row)
+        groups.setdefault((money.currency or "", definition), []).append((row, money))
     # Priced groups first, the larger before the smaller, then by name: a stable order.
     ordered = sorted(groups.items(), key=lambda item: (not item[0][0], -len(item[1]), item[0]))
     return [
@@ -84,30 +84,31 @@ def rank(rows: Iterable[RunRow], by: str = "effective") -> list[RankedRun]:
     ]
 
 
-def _rank_group(currency: str, definition: str, rows: Sequence[RunRow], by: str) -> list[RankedRun]:
+def _rank_group(
+    currency: str, definition: str, members: Sequence[tuple[RunRow, _Money]], by: str
+) -> list[RankedRun]:
     group = f"{currency or 'no price'}; {definition or 'no token definition'}"
-    costed = [(cost_per_million(row, by), row) for row in rows]
+    costed = [(_cost_per_million(row, money, by), row, money) for row, money in members]
     costed.sort(
-        key=lambda pair: (pair[0] is None, pair[0] or 0.0, pair[1].start_time_ms or 0, pair[1].run_id)
+        key=lambda each: (each[0] is None, each[0] or 0.0, each[1].start_time_ms or 0, each[1].run_id)
     )
     lines: list[RankedRun] = []
     place = 0
-    for cost, row in costed:
+    for cost, row, money in costed:
         if cost is not None:
             place += 1
-        lines.append(_line(row, group, cost, place if cost is not None else None))
+        lines.append(_line(row, money, group, cost, place if cost is not None else None))
     return lines
 
 
-def cost_per_million(row: RunRow, by: str) -> float | None:
+def _cost_per_million(row: RunRow, money: _Money, by: str) -> float | None:
     """1e6 x cost / tokens of the kind `by`, in the run's currency; None if either is unknown or no token."""
-    cost, tokens = _money(row).total, _number(row, f"tokens/{by}")
+    cost, tokens = money.total, _number(row, f"tokens/{by}")
     return 1e6 * cost / tokens if cost is not None and tokens else None
 
 
-def _line(row: RunRow, group: str, cost: float | None, place: int | None) -> RankedRun:
+def _line(row: RunRow, money: _Money, group: str, cost: float | None, place: int | None) -> RankedRun:
     computed, valid = _number(row, "tokens/computed"), _number(row, "tokens/valid")
-    money = _money(row)
     return RankedRun(
         rank=place,
         run_id=row.run_id,

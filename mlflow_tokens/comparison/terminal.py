@@ -55,9 +55,7 @@ class _Column:
 def _columns(currency: str, by: str, width: int) -> list[_Column]:
     columns = [
         _Column(f"{currency} / 1M\n{by} tokens", lambda line: f"[bold]{_figure(line.cost_per_million)}[/]"),
-        _Column(
-            f"total\n{currency}", lambda line: _figure(line.cost_total) + ("*" if line.corrected_by else "")
-        ),
+        _Column(f"total\n{currency}", _total),
         _Column("computed\ntokens", lambda line: _count(line.tokens_computed), _MEDIUM),
         _Column("valid\ntokens", lambda line: _count(line.tokens_valid)),
         _Column("valid", lambda line: "–" if line.valid_ratio is None else f"{line.valid_ratio:.1%}"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
@@ -35,8 +34,12 @@ class Rates:
         rate = self.rate_of(price.currency, str(price))
         if rate is None or self.currency is None:
             return price
-        source = f"{price.source}; {price} at {rate.rate} {self.currency} of {rate.date.isoformat()}"
+        source = f"{price.source}; {self.said(str(price), rate)}"
         return replace(price, amount=price.amount * rate.rate, currency=self.currency, source=source)
+
+    def said(self, what: str, rate: Rate) -> str:
+        """What was converted, at which rate of which day: a part of the source of what comes of it."""
+        return f"{what} at {rate.rate} {self.currency} of {rate.date.isoformat()}"
 
     def rate_of(self, currency: str, what: str) -> Rate | None:
         """The rate of a currency; None where there is nothing to convert.
@@ -51,8 +54,3 @@ class Rates:
                 f"{what} is not in {self.currency}: give the rate in [rates.{currency}] of the price file"
             )
         return self.rates[currency]
-
-
-def is_currency(text: str) -> bool:
-    """Whether this is a currency's code: three capital letters."""
-    return re.fullmatch("[A-Z]{3}", text) is not None

@@ -59,7 +59,7 @@ class Price:
         """Raises ValueError where this is not a price that can be charged."""
         if not isinstance(self.amount, Decimal) or not self.amount.is_finite() or self.amount <= 0:
             raise ValueError(f"amount={self.amount!r} must be a Decimal above 0, as in Decimal('2.0')")
-        if not re.fullmatch("[A-Z]{3}", self.currency):
+        if not is_currency(self.currency):
             raise ValueError(f"currency={self.currency!r} must be three capital letters, as in 'USD'")
         if self.unit not in get_args(Unit):
             raise ValueError(f"unit={self.unit!r} must be one of {', '.join(get_args(Unit))}")
@@ -117,6 +117,11 @@ class Price:
         held = [devices for devices in devices_by_node if devices > 0]
         instances = sum(-(-devices // self.devices_per_instance) for devices in held)
         return self.amount * instances / sum(held) / seconds
+
+
+def is_currency(text: str) -> bool:
+    """Whether this is a currency's code: three capital letters."""
+    return re.fullmatch("[A-Z]{3}", text) is not None
 
 
 def parse_price(text: str | Price | None, today: datetime.date | None = None) -> Price | None:

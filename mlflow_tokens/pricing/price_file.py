@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
 
-from mlflow_tokens.pricing.currency import Rate, Rates, is_currency
+from mlflow_tokens.pricing.currency import Rate, Rates
 from mlflow_tokens.pricing.electricity import Electricity
-from mlflow_tokens.pricing.price import Price, parse_price
+from mlflow_tokens.pricing.price import Price, is_currency, parse_price
 from mlflow_tokens.pricing.toml_table import Table, as_decimal
 
 if sys.version_info >= (3, 11):
@@ -177,7 +177,7 @@ def _electricity(table: Table | None, rates: Rates) -> Electricity | None:
     except ValueError as error:
         raise table.error("tariff", error) from None
     if rate is not None and rates.currency is not None:
-        source += f"; {text.strip()} at {rate.rate} {rates.currency} of {rate.date.isoformat()}"
+        source += f"; {rates.said(text.strip(), rate)}"
         tariff, currency = tariff * rate.rate, rates.currency
     try:
         return Electricity(tariff, currency, pue, overhead, source, date)
