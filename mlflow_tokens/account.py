@@ -307,6 +307,7 @@ def _roll_back(account: Account, record: Rollback) -> Account:
 def _carry_over(account: Account, record: CarriedOver) -> Account:
     """Totals of another journal, or of MLflow's history, in place of any of this one."""
     valid, effective = record.tokens.get("valid"), record.tokens.get("effective")
+    is_known = record.source not in ("unknown", "unasked")
     device_seconds = merge({}, record.seconds)
     cells: Cells = {}
     if record.cells is not None:
@@ -333,9 +334,9 @@ def _carry_over(account: Account, record: CarriedOver) -> Account:
         straggler_seconds=record.straggler_seconds,
         prices=(),
         carried=bool(record.cells),
-        gap_seconds=record.gap_seconds if record.source not in ("unknown", "unasked") else None,
+        gap_seconds=record.gap_seconds if is_known else None,
         fates_known=record.source == "journal",
-        past_known=record.source not in ("unknown", "unasked"),
+        past_known=is_known,
         currency=record.currency,
         unpriced_seconds=sum(device_seconds.values()) if record.cells is None else 0.0,
         rewinds=account.rewinds + 1,

@@ -104,6 +104,10 @@ def octave_of(length: int) -> int:
     return 1 << (length.bit_length() - 1) if length else 0
 
 
+#: Gives the same scalars and arrays, in host memory where it can.
+ToHost = Callable[[Sequence[Any]], Sequence[Any]]
+
+
 class LengthSampler:
     """Keeps the lengths of some micro-batches on the device until another thread reads them.
 
@@ -132,7 +136,7 @@ class LengthSampler:
         if self._taken % SAMPLES_PER_STRIDE == 0:
             self._stride *= 2
 
-    def read(self, to_host: Callable[[Sequence[Any]], Sequence[Any]] = list) -> Lengths:
+    def read(self, to_host: ToHost = list) -> Lengths:
         """The histogram so far. Reads device memory: not for the training thread.
 
         to_host: brings arrays from the device, where it can.

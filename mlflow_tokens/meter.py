@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from mlflow_tokens.clock import Phase, PhaseClock
 from mlflow_tokens.counting import BatchCounts, Scalar, read_scalar
-from mlflow_tokens.lengths import Lengths, LengthSampler
+from mlflow_tokens.lengths import Lengths, LengthSampler, ToHost
 from mlflow_tokens.notices import say_once
 from mlflow_tokens.sources import SourceCounts, add_sources
 from mlflow_tokens.topology import Place, Topology
@@ -77,10 +77,6 @@ class _Mark:
     step: int
     tally: _Tally
     seconds: Mapping[Phase, float]
-
-
-#: Gives the same scalars and arrays, in host memory where it can.
-ToHost = Callable[[Sequence[Any]], Sequence[Any]]
 
 
 class Meter:

@@ -38,9 +38,9 @@ class Line:
 class Statement:
     """What the money of a run bought. None and empty: unknown, or there was none.
 
-    total: of all lines, exactly, in `currency`. straggler: of the lines for training and eval, at least, in
-    which devices waited for another rank's data. unknown: why there is no total. unseen: what is not in any
-    number here. saving: what packing would save, where padding is much of the computed tokens.
+    total: of all lines, exactly, in `currency`. straggler: of the money for training, at least, what went to
+    devices that waited for another rank's data. unknown: why there is no total. unseen: what is not in any
+    number here.
     """
 
     status: str
@@ -58,7 +58,6 @@ class Statement:
     gap_hours: float | None
     unknown: tuple[Unknown, ...]
     unseen: tuple[Unseen, ...]
-    saving: Decimal | None
 
     @property
     def per_million(self) -> Decimal | None:
@@ -75,19 +74,23 @@ class Statement:
         """Padding of all computed tokens, 0 to 1."""
         return None if self.valid is None or not self.computed else 1 - self.valid / self.computed
 
+    @property
+    def saving(self) -> Decimal | None:
+        """What packing would save at most, where padding is much of the computed tokens."""
+        if self.padding_share is None or self.padding_share <= MUCH_PADDING:
+            return None
+        return next((line.amount for line in self.lines if line.item == "padding"), None)
+
 
 def statement_of(account: Account, status: str) -> Statement:
     """The statement of a run as its account stands."""
     total = account.cost
-    lines = tuple(_lines(account, total)) if total else ()
-    padding = next((line.amount for line in lines if line.item == "padding"), None)
-    much = account.computed and account.valid is not None and 1 - account.valid / account.computed
     segment = account.segment
     return Statement(
         status=status,
         currency=account.currency,
         total=total,
-        lines=lines,
+        lines=tuple(_lines(account, total)) if total else (),
         prices=account.prices,
         straggler=straggler_cost(account),
         computed=account.computed,
@@ -99,7 +102,6 @@ def statement_of(account: Account, status: str) -> Statement:
         gap_hours=account.gap_seconds / 3600 if account.gap_seconds else None,
         unknown=() if total is not None else tuple(_reasons(account)),
         unseen=tuple(_unseen(account, total)),
-        saving=padding if much and much > MUCH_PADDING else None,
     )
 
 
@@ -131,11 +133,9 @@ def _lines(account: Account, total: Decimal) -> Iterator[Line]:
     else:
         yield line("effective", train - padding)
         yield line("padding", padding)
-    known: dict[str, Item] = {"data_wait": "data_wait", "eval": "eval", "checkpoint": "checkpoint"}
-    known |= {"startup": "startup", "restart": "restart", "other": "other"}
     for phase in PHASES:
-        if phase in known and (amount := account.cost_of(phase=phase, fate=fate)):
-            yield line(known[phase], amount)
+        if phase != "train" and (amount := account.cost_of(phase=phase, fate=fate)):
+            yield line(phase, amount)
     if fate is not None and (lost := account.cost_of(fate="rolled_back")):
         yield line("lost", lost)
 

@@ -77,7 +77,7 @@ def to_html(statement: Statement) -> str:
 
 def to_markdown(statement: Statement) -> str:
     """For the note of a run."""
-    rows = [f"| {label.strip()} | {value} |" for label, value in (*_head(statement), *_money(statement))]
+    rows = [f"| {label} | {value} |" for label, value in (*_head(statement), *_money(statement))]
     return "\n".join(["| | |", "|---|---:|", *rows, "", *(f"*{line}*  " for line in _foot(statement))])
 
 
