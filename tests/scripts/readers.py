@@ -10,7 +10,7 @@ from paddle.nn import functional as F
 
 import mlflow_tokens
 
-STEPS, SLEEP = 12, 0.02
+STEPS, SLEEP = 12, 0.05
 mlflow_tokens.autolog(price="3600 USD/device-hour", pad="none", log_every_steps=4)
 dist.init_parallel_env()
 slow = dist.get_rank() == 1
